@@ -1,0 +1,179 @@
+"""The graph of a thread in windows: 100 checkpoints, newest first, in the lanes of `backtrail log --graph`.
+
+A window ends with a cursor: the last checkpoint, and the open lanes below it. So the next window needs no look at
+the checkpoints above it. A window around a checkpoint reads the ids from the newest one down to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.engine.graph import GraphNode, Lanes
+from backtrail.errors import Invalid
+from backtrail.operations.answers import brief
+from backtrail.operations.threads import handle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backtrail.checkpoint import Checkpoint
+    from backtrail.engine.graph import GraphRow
+    from backtrail.store import Store
+    from backtrail.thread import Thread
+
+WINDOW: Final = 100
+_ABOVE: Final = 30
+"""Rows above the checkpoint of a window around it."""
+_LANES: Final = 12
+"""Lanes that are drawn; further ones are drawn on top of the last."""
+_WIDTH: Final = 14
+_HEIGHT: Final = 30
+_NONE: Final = "-"
+
+
+class Window(NamedTuple):
+    """Rows of a graph."""
+
+    rows: list[dict[str, Any]]
+    newer: tuple[str, int] | None
+    """The first checkpoint of this window, and the number of checkpoints above it; None if there are none."""
+    older: dict[str, str] | None
+    """The cursor of the next window, None if there is none."""
+
+
+def newest(store: Store, kind: str, thread_id: str, *, around: str | None = None) -> Window:
+    """Return the newest window, or the one around a checkpoint."""
+    thread = handle(store, kind, thread_id)
+    if around is None:
+        return _window(store, kind, thread, _lanes(thread))
+    return _above(store, kind, thread, around, _ABOVE)
+
+
+def above(store: Store, kind: str, thread_id: str, until: str) -> Window:
+    """Return the window that ends above a checkpoint."""
+    found = _above(store, kind, handle(store, kind, thread_id), until, WINDOW)
+    end = next((at for at, row in enumerate(found.rows) if row["id"] == until), len(found.rows))
+    return found._replace(rows=found.rows[:end], older=None)
+
+
+def below(store: Store, kind: str, thread_id: str, before: str, lanes: str) -> Window:
+    """Return the window after a cursor."""
+    begun, _, waiting = lanes.partition(".")
+    if begun not in ("0", "1"):
+        raise Invalid("lanes is from the link of an earlier window", code="invalid.argument")
+    lane_ids = [None if each == _NONE else each for each in waiting.split(".")]
+    thread = handle(store, kind, thread_id)
+    return _window(store, kind, thread, Lanes(None, lane_ids, begun=begun == "1"), before=before)
+
+
+def _above(store: Store, kind: str, thread: Thread[Any], checkpoint: str, rows: int) -> Window:
+    """Return the window that begins some rows above a checkpoint; the newest window if it is not in this thread."""
+    nodes: list[GraphNode] = []
+    for node, _ in _nodes(thread, None):
+        if node.id == checkpoint:
+            break
+        nodes.append(node)
+    else:
+        nodes.clear()
+    start = max(len(nodes) - rows, 0)
+    lanes = _lanes(thread)
+    for _ in lanes.rows(nodes[:start]):
+        pass
+    return _window(store, kind, thread, lanes, before=nodes[start - 1].id if start else None, over=start)
+
+
+def _window(
+    store: Store, kind: str, thread: Thread[Any], lanes: Lanes, *, before: str | None = None, over: int = 0
+) -> Window:
+    found: list[tuple[GraphNode, Checkpoint[Any]]] = []
+    more = False
+    for node, checkpoint in _nodes(thread, before):
+        more = len(found) == WINDOW
+        if more:
+            break
+        found.append((node, checkpoint))
+    forks = _forks(store, kind, thread.id)
+    drawn = zip([*lanes.rows(node for node, _ in found)], found, strict=True)
+    rows = [_row(row, checkpoint, forks.get(checkpoint.id, [])) for row, (_, checkpoint) in drawn]
+    older = {"before": rows[-1]["id"], "lanes": _text(lanes)} if more else None
+    return Window(rows, (rows[0]["id"], over) if rows and over else None, older)
+
+
+def _text(lanes: Lanes) -> str:
+    return f"{int(lanes.begun)}.{'.'.join(_NONE if each is None else each for each in lanes.waiting)}"
+
+
+def _lanes(thread: Thread[Any]) -> Lanes:
+    head = thread.latest()
+    return Lanes(None if head is None else head.id)
+
+
+def _nodes(thread: Thread[Any], before: str | None) -> Iterator[tuple[GraphNode, Checkpoint[Any]]]:
+    """Give the checkpoints of a thread, newest first. The parent of one in view is the next one in view."""
+    head = thread.latest()
+    view = thread.history(newest_first=True, before=before)
+    expected = next(view, None)
+    for each in thread.history(everything=True, newest_first=True, before=before):
+        in_view = expected is not None and each.seq == expected.seq
+        if in_view:
+            expected = next(view, None)
+        parent = each.parent_id if not in_view else None if expected is None else expected.id
+        yield GraphNode(each.id, parent, in_view, head is not None and each.id == head.id), each
+
+
+def _forks(store: Store, kind: str, thread_id: str) -> dict[str, list[str]]:
+    """Return the ids of the newest forks of a thread, by the checkpoint that they begin at."""
+    forks: dict[str, list[str]] = {}
+    for info in store.threads(kind=kind, forked_from=thread_id, limit=WINDOW):
+        forks.setdefault(info.forked_from or "", []).append(info.id)
+    return forks
+
+
+# -- drawing ----------------------------------------------------------------------------------------------
+
+
+def _row(row: GraphRow, checkpoint: Checkpoint[Any], forks: list[str]) -> dict[str, Any]:
+    node = row.node
+    return {
+        "id": node.id,
+        "step": checkpoint.step,
+        "label": brief(checkpoint.label),
+        "tags": [brief(tag) for tag in checkpoint.tags],
+        "occasion": checkpoint.kind,
+        "created_at": checkpoint.created_at.isoformat(),
+        "stored": checkpoint.stored,
+        "damaged": checkpoint.damaged,
+        "in_view": node.in_view,
+        "head": node.is_head,
+        "forks": forks,
+        **_drawing(row),
+    }
+
+
+def _drawing(row: GraphRow) -> dict[str, Any]:
+    """Return the lines of a row as paths of SVG: through it, to its checkpoint, and from it."""
+    middle = _HEIGHT // 2
+    at = _x(row.lane)
+    main: list[str] = []
+    side = [f"M{_x(lane)} 0C{_x(lane)} {middle} {at} 0 {at} {middle}" for lane in row.joined]
+    for lane, line in enumerate(row.lines):
+        if line and lane != row.lane and lane not in row.joined:
+            (side if lane else main).append(f"M{_x(lane)} 0V{_HEIGHT}")
+    own = main if row.lane == 0 else side
+    if row.lane < len(row.lines) and row.lines[row.lane]:
+        own.append(f"M{at} 0V{middle}")
+    if row.node.parent is not None:
+        own.append(f"M{at} {middle}V{_HEIGHT}")
+    lanes = max(len(row.lines), row.lane + 1)
+    return {
+        "main": "".join(main),
+        "side": "".join(side),
+        "x": at,
+        "y": middle,
+        "width": _x(min(lanes, _LANES) - 1) + _WIDTH // 2 + 2,
+        "height": _HEIGHT,
+    }
+
+
+def _x(lane: int) -> int:
+    return _WIDTH // 2 + 2 + _WIDTH * min(lane, _LANES - 1)

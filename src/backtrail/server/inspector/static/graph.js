@@ -1,0 +1,88 @@
+// The graph of a thread: windows of 100 rows. The next is loaded when its place comes near; far ones are emptied.
+import { nodes, part, ready } from "./app.js";
+
+const FAR = 20000; // pixels
+
+export function graph() {
+  const box = document.querySelector("[data-graph]");
+  if (!box) return;
+  const near = new IntersectionObserver((seen) => {
+    for (const { target, isIntersecting } of seen) if (isIntersecting) below(target);
+  }, { root: box, rootMargin: "1500px" });
+  const far = new IntersectionObserver((seen) => {
+    for (const { target, isIntersecting } of seen) isIntersecting ? back(target) : empty(target);
+  }, { root: box, rootMargin: `${FAR}px` });
+
+  async function below(edge) {
+    near.unobserve(edge);
+    const url = edge.href;
+    const found = nodes(await part(url));
+    if (!edge.isConnected) return;
+    edge.replaceWith(...found);
+    for (const each of found) if (each.matches?.(".window")) { each.dataset.url = url; far.observe(each); }
+    watch();
+  }
+
+  function empty(rows) {
+    if (!rows.firstChild || rows.contains(document.activeElement)) return;
+    rows.style.height = `${rows.offsetHeight}px`;
+    rows.replaceChildren();
+  }
+
+  async function back(rows) {
+    if (rows.firstChild) return;
+    const found = await part(rows.dataset.url);
+    rows.replaceChildren(...found.querySelector(".window").childNodes);
+    rows.style.height = "";
+    mark();
+  }
+
+  async function above(edge) {
+    const first = edge.nextElementSibling;
+    const top = first.getBoundingClientRect().top;
+    edge.replaceWith(...nodes(await part(edge.href)));
+    box.scrollTop += first.getBoundingClientRect().top - top;
+  }
+
+  function watch() {
+    const edge = box.querySelector("[data-below]");
+    if (edge) near.observe(edge);
+  }
+
+  function mark() {
+    const now = new URL(location.href).searchParams.get("ref");
+    for (const each of box.querySelectorAll(".cp")) {
+      const here = now ? each.dataset.id === now : each.matches(".head");
+      if (here) each.setAttribute("aria-current", "true"); else each.removeAttribute("aria-current");
+    }
+  }
+
+  // Another checkpoint: only its details are loaded, the graph stays.
+  async function show(url) {
+    const only = new URL(url);
+    only.searchParams.set("part", "detail");
+    const detail = document.getElementById("detail");
+    detail.replaceChildren(...nodes(await part(only)));
+    detail.scrollTop = 0;
+    ready(detail);
+    mark();
+  }
+
+  box.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    const edge = event.target.closest("[data-above], [data-below]");
+    const row = event.target.closest(".cp");
+    if (!edge && !row) return;
+    event.preventDefault();
+    if (row) {
+      history.pushState(null, "", row.href);
+      show(row.href);
+    } else if (edge.matches("[data-above]")) above(edge);
+    else below(edge);
+  });
+  addEventListener("popstate", () => show(location.href));
+  new MutationObserver(watch).observe(box, { childList: true });
+  watch();
+  mark();
+  box.querySelector(".cp[aria-current]")?.scrollIntoView({ block: new URL(location.href).searchParams.has("ref") ? "center" : "nearest" });
+}
