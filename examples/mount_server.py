@@ -1,6 +1,6 @@
-"""The server of a store, mounted in a Starlette program. Run with `uvicorn mount_server:program` to open it in a browser.
+"""The server of a store, mounted in a Starlette program.
 
-This script calls the program itself, so that no port is needed.
+`uvicorn mount_server:program` serves it to a browser. This script calls the program itself, so it needs no port.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """A scoped store shows what a store that holds only its agents would show, over every operation of the table."""
 
+import asyncio
 import re
 import warnings
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail import AgentState, Conversation, Message
+from backtrail import AgentState, Conversation, Message, aio
 from backtrail.backends.port import Batch, NewThread
 from backtrail.operations import TABLE, Effect
 from backtrail.scope import ReadOnlyBackend, ScopedBackend
@@ -394,7 +395,7 @@ def test_commit_checks_every_thread_of_a_batch(shared):
         Batch(threads=(NewThread("thread", "new", b"12345678", "b", 1, None),)),
         Batch(renew=((other.no, NewThread("thread", "b-trip", b"12345678", "a", 1, None)),)),
     ):
-        with pytest.raises(backtrail.Error, match="outside the scope|is taken"):
+        with pytest.raises(backtrail.Error, match=r"outside the scope|is taken"):
             scoped.commit(batch)
     for read in (scoped.rows, scoped.count):
         assert not read(other.no, [(1, 9)])
@@ -404,3 +405,19 @@ def test_commit_checks_every_thread_of_a_batch(shared):
     assert scoped.tags(other.no) == {}
     with pytest.raises(backtrail.Unavailable, match="for reading only"):
         ReadOnlyBackend(below).commit(Batch())
+
+
+def test_async_store_has_scopes():
+    async def story():
+        async with aio.open("memory://") as store:
+            await store.thread("theirs", agent="b").save({})
+            scoped = store.scoped("a")
+            await scoped.thread("mine").save({"n": 1})
+            assert [info.id async for info in scoped.threads()] == ["mine"]
+            assert (await store.info("mine")).agent == "a"
+            with pytest.raises(backtrail.Unavailable):
+                await store.scoped("a", read_only=True).thread("mine").save({})
+            head = await scoped.thread("mine").load()
+            assert (await head.part("n")).value == 1
+
+    asyncio.run(story())

@@ -111,8 +111,8 @@ def test_reader_resumes_after_the_server_was_killed(place, listen):
         store.thread("trip").save({"n": 3})
         store.thread("trip").rewind("@-")
         wanted = {("trip", 3), ("other", 1), ("trip", 4)}
-        with serving(place) as (url, _):
-            again = listen(url, last_id=last_id)
+        with serving(place) as (later, _):
+            again = listen(later, last_id=last_id)
             seen = []
             while not wanted <= set(seen) or seen[-1] != ("trip", 3):
                 data = again.next()[2]

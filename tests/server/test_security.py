@@ -220,7 +220,7 @@ def test_large_bodies_are_refused(store):
         ("GET", "/events?last_event_id=x", {}, 400, "invalid.argument"),
     ],
 )
-def test_wrong_requests_are_problems(store, method, path, options, status, code):
+def test_wrong_requests_are_problems(store, *, method, path, options, status, code):
     answer = client(store).request(method, path, **options)
     problem = answer.json()
     assert (answer.status_code, problem["status"]) == (status, status)

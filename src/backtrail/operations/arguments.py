@@ -1,8 +1,8 @@
 """Validation of an operation's arguments against its schema: the part of JSON Schema that the schemas use.
 
-That is type, enum, minimum, maximum, minLength, maxLength, minItems, items, properties, required and additionalProperties; a schema without a type
-takes any JSON value. An error names the path of the argument and says what to send instead. Null means absent for an
-optional argument.
+That is type, enum, minimum, maximum, minLength, maxLength, minItems, items, properties, required and
+additionalProperties; a schema without a type takes any JSON value. An error names the path of the argument and says
+what to send instead. Null means absent for an optional argument.
 """
 
 from __future__ import annotations

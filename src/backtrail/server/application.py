@@ -144,7 +144,8 @@ class Server:
         if token is None:
             raise Problem(401, "forbidden.token", "this token is not valid: open the link that the server printed")
         query = request.url.remove_query_params("token").query
-        response = RedirectResponse(f"{request.url.path}{'?' if query else ''}{query}", 303)
+        path = f"/{request.url.path.lstrip('/')}"  # two slashes would lead to another host
+        response = RedirectResponse(f"{path}{'?' if query else ''}{query}", 303)
         response.set_cookie(
             self._gate.cookie,
             self._gate.cookie_for(token),

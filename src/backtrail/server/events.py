@@ -19,7 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from backtrail.errors import Error, Invalid
 from backtrail.models import micros, when
@@ -31,14 +31,13 @@ from backtrail.server.routing import Route
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from starlette.responses import Response
-
     from backtrail.checkpoint import Checkpoint
     from backtrail.server.access import Access
     from backtrail.server.context import Context
     from backtrail.store import Store
     from backtrail.watch import Watch
 
+_TYPE: Final = "text/event-stream"
 _QUEUE: Final = 256
 """Events that wait for a reader."""
 _KEPT: Final = 2_000
@@ -230,6 +229,8 @@ async def stream(ctx: Context) -> Response:
     unknown = sorted(query.keys() - {"kind", "thread_id"})
     if unknown or query.get("kind", "thread") not in KINDS:
         raise Invalid(f"events take kind ({', '.join(KINDS)}) and thread_id", code="invalid.argument")
+    if ctx.request.method == "HEAD":
+        return Response(media_type=_TYPE)
     feed = ctx.server.events.feed(ctx.access, ctx.store)
     await ctx.run(feed.start)
     reader = Reader()
@@ -240,7 +241,7 @@ async def stream(ctx: Context) -> Response:
         feed.leave(reader)
         raise
     body = _body(feed, reader, missed, query)
-    return StreamingResponse(body, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(body, media_type=_TYPE, headers={"X-Accel-Buffering": "no"})
 
 
 async def _body(feed: Feed, reader: Reader, missed: list[Event], wanted: dict[str, str]) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -77,7 +78,8 @@ def serve(
             if dry_run:
                 _announce(out, _link(host, port), app.token, write=write)
             else:
-                running.run()
+                with suppress(KeyboardInterrupt):
+                    running.run()
         finally:
             app.close()
 
