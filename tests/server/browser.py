@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -26,7 +27,9 @@ TOKEN = "token-of-the-tests"
 def served(store, *, write=True, **options):
     """Serve a store on a free port, and give its address."""
     app = server.app(store, write=write, tokens=TOKEN, **options)
-    running = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_graceful_shutdown=1))
+    running = uvicorn.Server(
+        uvicorn.Config(app, "127.0.0.1", 0, log_level="error", ws="none", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=running.run)
     thread.start()
     try:
@@ -112,7 +115,7 @@ class Browser:
         while True:
             try:
                 value = condition()
-            except Exception:  # an element that is just being replaced
+            except WebDriverException:  # an element that is just being replaced
                 value = None
             if value:
                 return value

@@ -88,7 +88,9 @@ def _conversations(store):
     )
     store.conversations.append(
         "order-4711",
-        Message.assistant("I am sorry about the cup. I refund the set; you need not send it back.", tool_calls=[refund]),
+        Message.assistant(
+            "I am sorry about the cup. I refund the set; you need not send it back.", tool_calls=[refund]
+        ),
     )
     store.conversations.append("order-4711", Message.tool_result("call-2", '{"refund_id": "rf_8812", "status": "ok"}'))
     store.conversations.append(
@@ -162,7 +164,9 @@ def _threads(store):
     plan.tag("@", "agreed")
     plan.fork("trip-planner-porto", "@~2")
     notes = store.thread("notes")
-    notes.save({"text": "A note with a long text. " * 400, "numbers": list(range(1000)), "nested": {"a": {"b": [1, 2]}}})
+    notes.save(
+        {"text": "A note with a long text. " * 400, "numbers": list(range(1000)), "nested": {"a": {"b": [1, 2]}}}
+    )
     notes.set("title", HOSTILE, label="a label with <b>markup</b>")
 
 

@@ -122,7 +122,8 @@ async def _differences(ctx: Context, kind: str, thread_id: str, old: str, new: s
 
 
 async def _rewind(ctx: Context) -> Change:
-    return await _move(ctx, "rewind", ref=_ref(ctx))
+    at = await ctx.call("thread_checkpoint", **names(ctx), ref=_ref(ctx))
+    return await _move(ctx, "rewind", ref=at["checkpoint_id"])
 
 
 async def _undo(ctx: Context) -> Change:
@@ -225,7 +226,7 @@ async def _delete(ctx: Context) -> Change:
         url=ctx.url("api", "v1", f"{kind}s", thread_id),
         done=f"The {kind} was deleted.",
         back="This cannot be undone.",
-        next=ctx.url(),
+        next=ctx.url(""),
         final=True,
     )
 

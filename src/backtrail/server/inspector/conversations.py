@@ -30,13 +30,13 @@ async def conversation(ctx: Context) -> Response:
     query, name = ctx.request.query_params, ctx.params["conversation_id"]
     ref, at = query.get("ref") or None, query.get("at", "")
     thread = await ctx.call("thread_show", thread_id=name, kind="conversation")
+    if ref is not None:
+        found = await ctx.call("thread_checkpoint", thread_id=name, kind="conversation", ref=ref)
+        ref = found["checkpoint_id"]
     info = await ctx.call("conversation_load", conversation_id=name, messages=0) if thread["head"] else None
     count = await ctx.run(_count, ctx.store, name, ref or "@") if thread["head"] or ref else 0
     start = max(min(int(at) - 10, count - _PAGE) if at.isdecimal() else count - _PAGE, 0)
     messages = await _messages(ctx, name, ref or "@", start) if count else []
-    origin = None
-    if info and info["forked_from"]:
-        origin = info["forked_from"]
     return ctx.page(
         "conversation.html",
         conversation_id=name,
@@ -47,7 +47,7 @@ async def conversation(ctx: Context) -> Response:
         start=start,
         end=start + _PAGE,
         count=count,
-        origin=origin,
+        origin=info and info["forked_from"],
         page=_PAGE,
         write=ctx.access.write,
     )

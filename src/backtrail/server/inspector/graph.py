@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from backtrail.conversations.transcript import read_message
 from backtrail.engine.graph import GraphNode, Lanes
-from backtrail.errors import Invalid
-from backtrail.operations.answers import brief
+from backtrail.errors import Error, Invalid, NotFound
+from backtrail.operations.answers import brief, plain
 from backtrail.operations.threads import handle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backtrail.checkpoint import Checkpoint
+    from backtrail.conversations.transcript import TranscriptMessage
     from backtrail.engine.graph import GraphRow
     from backtrail.store import Store
     from backtrail.thread import Thread
@@ -29,12 +31,18 @@ _LANES: Final = 12
 _WIDTH: Final = 14
 _HEIGHT: Final = 30
 _NONE: Final = "-"
+_WORDS: Final = 120
+_PATHS: Final = 3
 
 
 class Window(NamedTuple):
     """Rows of a graph."""
 
     rows: list[dict[str, Any]]
+    width: int
+    """The width of the drawing."""
+    before: str | None
+    """The checkpoint above the first row."""
     newer: tuple[str, int] | None
     """The first checkpoint of this window, and the number of checkpoints above it; None if there are none."""
     older: dict[str, str] | None
@@ -95,8 +103,9 @@ def _window(
     forks = _forks(store, kind, thread.id)
     drawn = zip([*lanes.rows(node for node, _ in found)], found, strict=True)
     rows = [_row(row, checkpoint, forks.get(checkpoint.id, [])) for row, (_, checkpoint) in drawn]
+    width = max((row["width"] for row in rows), default=0)
     older = {"before": rows[-1]["id"], "lanes": _text(lanes)} if more else None
-    return Window(rows, (rows[0]["id"], over) if rows and over else None, older)
+    return Window(rows, width, before, (rows[0]["id"], over) if rows and over else None, older)
 
 
 def _text(lanes: Lanes) -> str:
@@ -129,6 +138,36 @@ def _forks(store: Store, kind: str, thread_id: str) -> dict[str, list[str]]:
     return forks
 
 
+def words(store: Store, kind: str, thread_id: str, before: str | None, count: int) -> list[tuple[str, str]]:
+    """Return a few words about each of the checkpoints below another: the last message, or what changed."""
+    thread = handle(store, kind, thread_id)
+    found = thread.history(everything=True, newest_first=True, before=before, limit=min(count, WINDOW))
+    return [(each.id, _words(thread, each)) for each in found]
+
+
+def _words(thread: Thread[Any], checkpoint: Checkpoint[Any]) -> str:
+    try:
+        shown = _last_message(checkpoint)
+        if shown is not None:
+            calls = ", ".join(call.name for call in shown.calls)
+            return f"{shown.role}: {shown.text or calls or shown.content}"[:_WORDS]
+        if checkpoint.parent_id is None:
+            return ""
+        changes = thread.diff(checkpoint.parent_id, checkpoint).changes
+        paths = ", ".join(f"{change.op}{change.path}" for change in changes[:_PATHS])
+        return paths[:_WORDS] + (f" and {len(changes) - _PATHS:,} more" if len(changes) > _PATHS else "")
+    except Error:  # damaged, or its parent is gone
+        return ""
+
+
+def _last_message(checkpoint: Checkpoint[Any]) -> TranscriptMessage | None:
+    try:
+        last = checkpoint.tail("messages", 1)
+    except (Invalid, NotFound):  # no list of messages
+        return None
+    return read_message(plain(last[0])) if last else None
+
+
 # -- drawing ----------------------------------------------------------------------------------------------
 
 
@@ -155,7 +194,7 @@ def _drawing(row: GraphRow) -> dict[str, Any]:
     middle = _HEIGHT // 2
     at = _x(row.lane)
     main: list[str] = []
-    side = [f"M{_x(lane)} 0C{_x(lane)} {middle} {at} 0 {at} {middle}" for lane in row.joined]
+    side = [f"M{_x(lane)} 0C{_x(lane)} {middle} {_x(lane)} {middle} {at} {middle}" for lane in row.joined]
     for lane, line in enumerate(row.lines):
         if line and lane != row.lane and lane not in row.joined:
             (side if lane else main).append(f"M{_x(lane)} 0V{_HEIGHT}")

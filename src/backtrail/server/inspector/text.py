@@ -33,7 +33,7 @@ def _name(char: str) -> str:
         return ""
     if char.isspace():  # such as a no-break space: not printable, but no harm
         return " "
-    return chr(0x2400 + ord(char)) if ord(char) < ord(" ") else f"⟨U+{ord(char):04X}⟩"
+    return f"⟨U+{ord(char):04X}⟩"
 
 
 def size(count: int) -> str:
@@ -49,6 +49,11 @@ def size(count: int) -> str:
 def number(count: int) -> str:
     """Return a number with separators."""
     return f"{count:,}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 message, 2 messages."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def ago(moment: str | None) -> str:
@@ -83,11 +88,22 @@ def compact(value: Any, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def signature(arguments: Any, most: int = 120) -> str:
+    """Return the arguments of a call of a run as Python writes them."""
+    if not isinstance(arguments, dict) or arguments.keys() != {"args", "kwargs"}:
+        return f"({compact(arguments, most)})" if arguments else "()"
+    parts = [json.dumps(each, ensure_ascii=False) for each in arguments["args"]]
+    parts += [f"{name}={json.dumps(each, ensure_ascii=False)}" for name, each in arguments["kwargs"].items()]
+    return f"({compact(', '.join(parts), most)})"
+
+
 FILTERS: Final = {
     "size": size,
     "number": number,
+    "counted": counted,
     "ago": ago,
     "short": short,
     "pretty": pretty,
     "compact": compact,
+    "signature": signature,
 }

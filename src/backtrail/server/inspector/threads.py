@@ -51,9 +51,16 @@ async def thread(ctx: Context) -> Response:
         checkpoint=checkpoint,
         state=state,
         window=window,
-        against=query.get("against") or (checkpoint and checkpoint["parent_id"]),
+        against=query.get("against") or (checkpoint and _parent(checkpoint)),
         current=checkpoint and checkpoint["checkpoint_id"],
     )
+
+
+def _parent(checkpoint: dict[str, Any]) -> str | None:
+    """Return the parent of a checkpoint; None for the first one of a thread, also of a fork: it equals its origin."""
+    parent: str | None = checkpoint["parent_id"]
+    uid = checkpoint["checkpoint_id"][8:]  # of the thread
+    return parent if parent is not None and parent[8:] == uid else None
 
 
 async def rows(ctx: Context) -> Response:
@@ -65,6 +72,16 @@ async def rows(ctx: Context) -> Response:
         cursor = query.get("before", ""), query.get("lanes", "")
         window = await ctx.run(graph.below, ctx.store, which["kind"], which["thread_id"], *cursor)
     return ctx.page("thread_rows.html", **which, window=window, current=query.get("current"))
+
+
+async def words(ctx: Context) -> Response:
+    """Return a few words about each checkpoint of a window."""
+    query, which = ctx.request.query_params, names(ctx)
+    count = query.get("count", "")
+    found = await ctx.run(
+        graph.words, ctx.store, **which, before=query.get("before"), count=int(count) if count.isdecimal() else 0
+    )
+    return ctx.page("thread_words.html", words=found)
 
 
 async def state(ctx: Context) -> Response:
@@ -104,6 +121,7 @@ async def checkpoint(ctx: Context) -> Response:
 ROUTES: Final[tuple[Route, ...]] = (
     Route("GET /threads/{kind}/{thread_id}", thread),
     Route("GET /threads/{kind}/{thread_id}/graph", rows),
+    Route("GET /threads/{kind}/{thread_id}/words", words),
     Route("GET /threads/{kind}/{thread_id}/state", state),
     Route("GET /threads/{kind}/{thread_id}/diff", diff),
     Route("GET /checkpoints/{checkpoint_id}", checkpoint),

@@ -13,6 +13,24 @@ export function graph() {
     for (const { target, isIntersecting } of seen) isIntersecting ? back(target) : empty(target);
   }, { root: box, rootMargin: `${FAR}px` });
 
+  // A few words for each row, once its window has been in view for a moment.
+  const seen = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      clearTimeout(target.timer);
+      if (isIntersecting) target.timer = setTimeout(() => words(target), 120);
+    }
+  }, { root: box });
+
+  async function words(rows) {
+    const url = rows.dataset.words;
+    if (!url || !rows.firstChild) return;
+    delete rows.dataset.words;
+    for (const each of (await part(url)).querySelectorAll("[data-of]")) {
+      const row = rows.querySelector(`[data-id="${CSS.escape(each.dataset.of)}"] .words`);
+      if (row) row.textContent = each.textContent;
+    }
+  }
+
   async function below(edge) {
     near.unobserve(edge);
     const url = edge.href;
@@ -34,6 +52,9 @@ export function graph() {
     const found = await part(rows.dataset.url);
     rows.replaceChildren(...found.querySelector(".window").childNodes);
     rows.style.height = "";
+    rows.dataset.words = found.querySelector(".window").dataset.words;
+    seen.unobserve(rows);
+    seen.observe(rows);
     mark();
   }
 
@@ -47,6 +68,7 @@ export function graph() {
   function watch() {
     const edge = box.querySelector("[data-below]");
     if (edge) near.observe(edge);
+    for (const each of box.querySelectorAll(".window")) seen.observe(each);
   }
 
   function mark() {
