@@ -87,7 +87,7 @@ def segments_of(scope: Scope) -> tuple[str, ...] | None:
     """Return the decoded segments of a request's path below the mount; None if they are not UTF-8."""
     path, raw = scope["path"], scope.get("raw_path") or b""
     text = raw.decode("latin-1")
-    if unquote(text) != path:  # no raw path, or a proxy has changed the path
+    if path not in (unquote(text), unquote(unquote(text))):  # no raw path, or a middleware has changed the path
         text = quote(path)
     root = scope.get("root_path", "").rstrip("/")
     parts = text.split("/")[1 + root.count("/") :] if root and path.startswith(root) else text.split("/")[1:]
