@@ -210,11 +210,27 @@ def test_windows_draw_the_lanes_of_the_command_line(seed, monkeypatch):
 
         monkeypatch.setattr(graph, "_ABOVE", 3)
         for at in (0, 20, 59):
-            found = graph.newest(store, "thread", thread.id, around=rows[at]["id"])
+            found = graph.around(store, "thread", thread.id, rows[at]["id"])
             assert found.rows == rows[max(at - 3, 0) :][:7]
             assert found.newer == ((rows[at - 3]["id"], at - 3) if at > 3 else None)
         above = graph.above(store, "thread", thread.id, rows[20]["id"])
         assert above.rows == rows[13:20]
+
+
+def test_lanes_pass_over_pruned_checkpoints(monkeypatch):
+    monkeypatch.setattr(graph, "WINDOW", 4)
+    with backtrail.open("memory://") as store:
+        thread = branched(store, 3)
+        for each in [*thread.history()][1:-1:3]:
+            thread.delete_checkpoint(each)
+        view = {each.id for each in thread.history()}
+        window = graph.newest(store, "thread", thread.id)
+        rows = window.rows
+        while window.older:
+            window = graph.below(store, "thread", thread.id, **window.older)
+            rows += window.rows
+        assert {row["id"] for row in rows if row["in_view"]} == view
+        assert all((row["x"] == graph._x(0)) == row["in_view"] for row in rows)
 
 
 def test_lines_of_the_graph_meet(store):

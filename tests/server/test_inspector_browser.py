@@ -337,12 +337,14 @@ def make_large(store, checkpoints=50_000):
 
 
 def opened(window, path):
-    """Open a page, and return the milliseconds until it answers, and until it can be used."""
+    """Open a page; return the milliseconds until it answers, until it can be used, and until its graph is there."""
     window.open(path)
     window.wait(lambda: window.all(".cp[aria-current]"))
     return window.js(
         "const n = performance.getEntriesByType('navigation')[0];"
-        "return {answer: Math.round(n.responseStart), usable: Math.round(n.domContentLoadedEventEnd)}"
+        "const g = performance.getEntriesByType('resource').find(e => e.name.includes('around='));"
+        "return {answer: Math.round(n.responseStart), usable: Math.round(n.domContentLoadedEventEnd),"
+        " graph: Math.round(g ? g.responseEnd : n.responseEnd)}"
     )
 
 

@@ -49,12 +49,15 @@ class Window(NamedTuple):
     """The cursor of the next window, None if there is none."""
 
 
-def newest(store: Store, kind: str, thread_id: str, *, around: str | None = None) -> Window:
-    """Return the newest window, or the one around a checkpoint."""
+def newest(store: Store, kind: str, thread_id: str) -> Window:
+    """Return the newest window."""
     thread = handle(store, kind, thread_id)
-    if around is None:
-        return _window(store, kind, thread, _lanes(thread))
-    return _above(store, kind, thread, around, _ABOVE)
+    return _window(store, kind, thread, _lanes(thread))
+
+
+def around(store: Store, kind: str, thread_id: str, checkpoint_id: str) -> Window:
+    """Return the window around a checkpoint. All checkpoints above it are read."""
+    return _above(store, kind, handle(store, kind, thread_id), checkpoint_id, _ABOVE)
 
 
 def above(store: Store, kind: str, thread_id: str, until: str) -> Window:
@@ -76,33 +79,28 @@ def below(store: Store, kind: str, thread_id: str, before: str, lanes: str) -> W
 
 def _above(store: Store, kind: str, thread: Thread[Any], checkpoint: str, rows: int) -> Window:
     """Return the window that begins some rows above a checkpoint; the newest window if it is not in this thread."""
-    nodes: list[GraphNode] = []
-    for node, _ in _nodes(thread, None):
-        if node.id == checkpoint:
+    newer: list[Checkpoint[Any]] = []
+    for each in thread.history(everything=True, newest_first=True):
+        if each.id == checkpoint:
             break
-        nodes.append(node)
+        newer.append(each)
     else:
-        nodes.clear()
-    start = max(len(nodes) - rows, 0)
+        newer.clear()
+    start = max(len(newer) - rows, 0)
     lanes = _lanes(thread)
-    for _ in lanes.rows(nodes[:start]):
+    for _ in lanes.rows(_nodes(thread, newer[:start], None)):
         pass
-    return _window(store, kind, thread, lanes, before=nodes[start - 1].id if start else None, over=start)
+    return _window(store, kind, thread, lanes, before=newer[start - 1].id if start else None, over=start)
 
 
 def _window(
     store: Store, kind: str, thread: Thread[Any], lanes: Lanes, *, before: str | None = None, over: int = 0
 ) -> Window:
-    found: list[tuple[GraphNode, Checkpoint[Any]]] = []
-    more = False
-    for node, checkpoint in _nodes(thread, before):
-        more = len(found) == WINDOW
-        if more:
-            break
-        found.append((node, checkpoint))
+    found = [*thread.history(everything=True, newest_first=True, before=before, limit=WINDOW + 1)]
+    found, more = found[:WINDOW], len(found) > WINDOW
     forks = _forks(store, kind, thread.id)
-    drawn = zip([*lanes.rows(node for node, _ in found)], found, strict=True)
-    rows = [_row(row, checkpoint, forks.get(checkpoint.id, [])) for row, (_, checkpoint) in drawn]
+    drawn = zip([*lanes.rows(_nodes(thread, found, before))], found, strict=True)
+    rows = [_row(row, checkpoint, forks.get(checkpoint.id, [])) for row, checkpoint in drawn]
     width = max((row["width"] for row in rows), default=0)
     older = {"before": rows[-1]["id"], "lanes": _text(lanes)} if more else None
     return Window(rows, width, before, (rows[0]["id"], over) if rows and over else None, older)
@@ -117,17 +115,21 @@ def _lanes(thread: Thread[Any]) -> Lanes:
     return Lanes(None if head is None else head.id)
 
 
-def _nodes(thread: Thread[Any], before: str | None) -> Iterator[tuple[GraphNode, Checkpoint[Any]]]:
-    """Give the checkpoints of a thread, newest first. The parent of one in view is the next one in view."""
+def _nodes(thread: Thread[Any], checkpoints: list[Checkpoint[Any]], before: str | None) -> Iterator[GraphNode]:
+    """Give the nodes of checkpoints below `before`. The next checkpoint in view replaces a pruned parent."""
+    here = {each.id for each in checkpoints}
     head = thread.latest()
-    view = thread.history(newest_first=True, before=before)
-    expected = next(view, None)
-    for each in thread.history(everything=True, newest_first=True, before=before):
-        in_view = expected is not None and each.seq == expected.seq
+    expected = _in_view(thread, before)
+    for each in checkpoints:
+        parent, in_view = each.parent_id, each.id == expected
         if in_view:
-            expected = next(view, None)
-        parent = each.parent_id if not in_view else None if expected is None else expected.id
-        yield GraphNode(each.id, parent, in_view, head is not None and each.id == head.id), each
+            parent = expected = parent if parent in here else _in_view(thread, each.id)
+        yield GraphNode(each.id, parent, in_view, head is not None and each.id == head.id)
+
+
+def _in_view(thread: Thread[Any], before: str | None) -> str | None:
+    """Return the first checkpoint in view below another one."""
+    return next((each.id for each in thread.history(newest_first=True, before=before, limit=1)), None)
 
 
 def _forks(store: Store, kind: str, thread_id: str) -> dict[str, list[str]]:

@@ -41,8 +41,10 @@ async def thread(ctx: Context) -> Response:
         state = await _state(ctx, which, checkpoint["checkpoint_id"], query.get("path", ""), 0)
     detail_only = query.get("part") == "detail"
     if not detail_only:
-        around = checkpoint["checkpoint_id"] if checkpoint and ref else None
-        window = await ctx.run(graph.newest, ctx.store, **which, around=around)
+        window = await ctx.run(graph.newest, ctx.store, **which)
+        known = (row["id"] for row in window.rows)
+        if ref and checkpoint and checkpoint["thread_id"] == which["thread_id"]:
+            window = window if checkpoint["checkpoint_id"] in known else None  # the page asks for its window later
     return ctx.page(
         "thread_detail.html" if detail_only else "thread.html",
         **which,
@@ -64,10 +66,12 @@ def _parent(checkpoint: dict[str, Any]) -> str | None:
 
 
 async def rows(ctx: Context) -> Response:
-    """Return the next window of the graph, or the one above a checkpoint."""
+    """Return the next window of the graph, the one above a checkpoint, or the one around it."""
     query, which = ctx.request.query_params, names(ctx)
     if "until" in query:
         window = await ctx.run(graph.above, ctx.store, **which, until=query["until"])
+    elif "around" in query:
+        window = await ctx.run(graph.around, ctx.store, **which, checkpoint_id=query["around"])
     else:
         cursor = query.get("before", ""), query.get("lanes", "")
         window = await ctx.run(graph.below, ctx.store, which["kind"], which["thread_id"], *cursor)

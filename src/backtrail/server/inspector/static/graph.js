@@ -65,6 +65,13 @@ export function graph() {
     box.scrollTop += first.getBoundingClientRect().top - top;
   }
 
+  async function around(edge) {
+    edge.replaceWith(...nodes(await part(edge.href)));
+    centre("center");
+  }
+
+  const centre = (block) => box.querySelector(".cp[aria-current]")?.scrollIntoView({ block });
+
   function watch() {
     const edge = box.querySelector("[data-below]");
     if (edge) near.observe(edge);
@@ -72,10 +79,9 @@ export function graph() {
   }
 
   function mark() {
-    const now = new URL(location.href).searchParams.get("ref");
+    const now = document.querySelector("#detail [data-checkpoint]")?.dataset.checkpoint;
     for (const each of box.querySelectorAll(".cp")) {
-      const here = now ? each.dataset.id === now : each.matches(".head");
-      if (here) each.setAttribute("aria-current", "true"); else each.removeAttribute("aria-current");
+      if (each.dataset.id === now) each.setAttribute("aria-current", "true"); else each.removeAttribute("aria-current");
     }
   }
 
@@ -92,7 +98,7 @@ export function graph() {
 
   box.addEventListener("click", (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
-    const edge = event.target.closest("[data-above], [data-below]");
+    const edge = event.target.closest(".edge");
     const row = event.target.closest(".cp");
     if (!edge && !row) return;
     event.preventDefault();
@@ -100,11 +106,13 @@ export function graph() {
       history.pushState(null, "", row.href);
       show(row.href);
     } else if (edge.matches("[data-above]")) above(edge);
-    else below(edge);
+    else if (edge.matches("[data-below]")) below(edge);
   });
   addEventListener("popstate", () => show(location.href));
   new MutationObserver(watch).observe(box, { childList: true });
   watch();
   mark();
-  box.querySelector(".cp[aria-current]")?.scrollIntoView({ block: new URL(location.href).searchParams.has("ref") ? "center" : "nearest" });
+  const missing = box.querySelector("[data-around]");
+  if (missing) around(missing);
+  else centre(new URL(location.href).searchParams.has("ref") ? "center" : "nearest");
 }
