@@ -421,3 +421,23 @@ def test_async_store_has_scopes():
             assert (await head.part("n")).value == 1
 
     asyncio.run(story())
+
+
+def test_graph_runs_in_a_scope(shared):
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    from backtrail.adapters.langgraph import BacktrailSaver
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("say", lambda state: {"messages": [("ai", f"{len(state['messages'])}")]})
+    graph.add_edge(START, "say")
+    graph.add_edge("say", END)
+    config = {"configurable": {"thread_id": "chat"}}
+    with BacktrailSaver(shared.scoped("a")) as saver:
+        compiled = graph.compile(checkpointer=saver)
+        compiled.invoke({"messages": [("user", "hi")]}, config)
+        result = compiled.invoke({"messages": [("user", "again")]}, config)
+        assert len(result["messages"]) == 4
+        assert len([*compiled.get_state_history(config)]) == 6
+    assert shared.info("chat").agent == "a"
+    assert shared.scoped("b").info("chat") is None

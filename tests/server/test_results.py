@@ -33,6 +33,15 @@ def questions(store):
             yield "checkpoint_show", {"checkpoint_id": info.head_id}
             if info.step > 1:
                 yield "thread_diff", thread
+    yield from questions_about_agents(store)
+    for name in ("agent_list", "conversation_list", "run_list", "persistence_stats", "verify"):
+        yield name, {}
+    for name in ("search", "conversation_search"):
+        yield name, {"query": "lisbon" if name == "search" else "where"}
+    yield "prune_plan", {"keep_last": 1}
+
+
+def questions_about_agents(store):
     for info in store.agents.list():
         yield "agent_load", {"agent_id": info.agent_id}
         yield "checkpoint_list", {"agent_id": info.agent_id}
@@ -43,11 +52,6 @@ def questions(store):
         yield "conversation_messages", {"conversation_id": info.id}
     for run in store.runs.list():
         yield "run_status", {"run_id": run.session_id}
-    for name in ("agent_list", "conversation_list", "run_list", "persistence_stats", "verify"):
-        yield name, {}
-    for name in ("search", "conversation_search"):
-        yield name, {"query": "lisbon" if name == "search" else "where"}
-    yield "prune_plan", {"keep_last": 1}
 
 
 @pytest.mark.parametrize("kind", TEXTS)

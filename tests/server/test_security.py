@@ -79,7 +79,9 @@ def test_without_tokens_a_random_one_is_made(store):
     assert TestClient(one).get("/api/v1/threads").status_code == 401
     headers = {"Authorization": f"Bearer {one.token}"}
     assert TestClient(one, headers=headers).get("/api/v1/threads").status_code == 200
-    assert TestClient(server.app(store, tokens=None)).get("/api/v1/threads").status_code == 200
+    free = TestClient(server.app(store, tokens=None))
+    assert free.get("/api/v1/threads").status_code == 200
+    assert free.get("/?token=any-token", follow_redirects=False).status_code == 200
 
 
 @pytest.mark.parametrize("tokens", ["", "short", [], {}, ["not ascii é"], [7], {"long-enough": ["b"]}])

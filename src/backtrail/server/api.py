@@ -12,7 +12,6 @@ import hashlib
 import re
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -155,7 +154,6 @@ class Job:
         self._operation = operation
         self._store = store
         self._arguments = arguments
-        self._began = time.monotonic()
         self._status: dict[str, Any] = {"status": "running", "progress": {}}
 
     def is_running(self, operation: str, access: Access) -> bool:

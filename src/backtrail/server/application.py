@@ -113,7 +113,7 @@ class Server:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":
             await send({"type": "lifespan.startup.complete"})
-        self.close()
+        self.events.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, request: Request) -> Response:
@@ -129,7 +129,7 @@ class Server:
         route = match.route
         if route.public:
             return await route.endpoint(Context(request, match.params, Access(()), self._store, self))
-        if "token" in request.query_params and request.method in SAFE_METHODS:
+        if self._gate.needs_token and "token" in request.query_params and request.method in SAFE_METHODS:
             return self._let_in(request)
         access = self._gate.access_of(request)
         if request.method not in SAFE_METHODS:

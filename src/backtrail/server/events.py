@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.responses import Response, StreamingResponse
@@ -77,7 +78,8 @@ class Reader:
 
     def put(self, event: Event) -> None:
         """Add an event, from any thread."""
-        self._loop.call_soon_threadsafe(self._put, event)
+        with suppress(RuntimeError):  # its event loop has ended
+            self._loop.call_soon_threadsafe(self._put, event)
 
     def _put(self, event: Event) -> None:
         if len(self.events) >= _QUEUE:
@@ -148,7 +150,7 @@ class Feed:
         with self._lock:
             kept = list(self._last)
             newest = self._number
-        if feed == self.name and number <= newest and (not kept or number >= kept[0].number - 1):
+        if feed == self.name and 0 < number <= newest and number >= kept[0].number - 1:
             return [event for event in kept if event.number > number]
         found = sorted(self._since(when(moment) - _SLACK), key=lambda event: event.time)
         return [Event(newest, moment, None)] if len(found) > _MISSED else found
@@ -216,10 +218,11 @@ class Events:
             return self._feeds[access]
 
     def close(self) -> None:
-        """Stop the watchers."""
+        """Stop the watchers. A later reader begins new ones."""
         with self._lock:
             for feed in self._feeds.values():
                 feed.close()
+            self._feeds.clear()
 
 
 async def stream(ctx: Context) -> Response:

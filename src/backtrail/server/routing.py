@@ -54,18 +54,19 @@ class Router:
     """Finds routes. Of two routes that match, the one with fewer braces wins."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._routes = sorted(routes, key=lambda route: route.path.count("{"))
+        ordered = sorted(routes, key=lambda route: route.path.count("{"))
+        self._routes = [(route, route.method, route.segments) for route in ordered]
 
     def match(self, method: str, segments: tuple[str, ...]) -> Match | set[str]:
         """Return the route of a request, or the methods that its path has; none if there is no such path."""
         allowed: set[str] = set()
-        for route in self._routes:
-            params = _params(route.segments, segments)
+        for route, has, wanted in self._routes:
+            params = _params(wanted, segments)
             if params is None:
                 continue
-            if method == route.method or (method == "HEAD" and route.method == "GET"):
+            if method == has or (method == "HEAD" and has == "GET"):
                 return Match(route, params)
-            allowed |= {route.method, "HEAD"} if route.method == "GET" else {route.method}
+            allowed |= {has, "HEAD"} if has == "GET" else {has}
         return allowed
 
 
