@@ -196,7 +196,7 @@ def test_prune_shows_first_what_it_would_remove(store, api):
     assert len(store.thread("trip")) == 3
     assert api.post("/api/v1/prune", json={"keep_last": 1}).json()["count"] == 2
     assert len(store.thread("trip")) == 1
-    assert api.post("/api/v1/prune", json={}).status_code == 400
+    assert api.post("/api/v1/prune", json={}).status_code == 409
 
 
 def test_fork_label_tag_and_log(api):

@@ -108,7 +108,7 @@ def test_each_token_has_its_own_scope(store):
         saved = api.put("/api/v1/agents/b", json={"custom_state": {"x": 1}})
         seen[token] = {hit["agent_id"] for hit in hits}, saved.status_code
     assert seen == {
-        "token-of-a": ({"a"}, 400),  # for it, there is no agent b: a new one needs a name
+        "token-of-a": ({"a"}, 409),  # for it, there is no agent b: a new one needs a name
         "token-of-b": ({"b"}, 200),
         "token-of-all": ({"a", "b"}, 200),
         "token-of-reader": ({"a", "b"}, 403),
@@ -198,12 +198,12 @@ def test_large_bodies_are_refused(store):
         ("GET", "/api/v1/threads/none", {}, 404, "not_found.thread"),
         ("GET", "/api/v1/threads/trip/checkpoints/none", {}, 404, "not_found.checkpoint"),
         ("GET", "/api/v1/threads/trip/state?path=none", {}, 404, "not_found.path"),
-        ("GET", "/api/v1/threads/trip/state?path=%5B", {}, 400, "invalid.path"),
+        ("GET", "/api/v1/threads/trip/state?path=%5B", {}, 409, "invalid.path"),
         ("GET", "/api/v1/threads?limit=0", {}, 400, "invalid.argument"),
         ("GET", "/api/v1/threads?limit=x", {}, 400, "invalid.argument"),
         ("GET", "/api/v1/threads?limit=1&limit=2", {}, 400, "invalid.argument"),
         ("GET", "/api/v1/threads?nothing=1", {}, 400, "invalid.argument"),
-        ("GET", "/api/v1/threads?cursor=x", {}, 400, "invalid.argument"),
+        ("GET", "/api/v1/threads?cursor=x", {}, 409, "invalid.argument"),
         ("GET", "/api/v1/threads/%FF%FE", {}, 404, "not_found.path"),
         ("GET", f"/api/v1/threads/{'x' * 600}", {}, 400, "invalid.id"),
         ("GET", "/api/v1/nothing", {}, 404, "not_found.path"),
@@ -217,7 +217,7 @@ def test_large_bodies_are_refused(store):
         ("POST", "/api/v1/threads/trip/rewind", {"json": {"ref": "none"}}, 404, "not_found.checkpoint"),
         ("POST", "/api/v1/threads/trip/rewind?ref=@", {}, 400, "invalid.argument"),
         ("POST", "/api/v1/threads/trip/rewind", {"json": {"ref": "@", "thread_id": "x"}}, 400, "invalid.argument"),
-        ("POST", "/api/v1/threads/trip/undo", {}, 400, "invalid.undo"),
+        ("POST", "/api/v1/threads/trip/undo", {}, 409, "invalid.undo"),
         ("GET", "/events?kind=none", {}, 400, "invalid.argument"),
         ("GET", "/events?last_event_id=x", {}, 400, "invalid.argument"),
     ],

@@ -39,8 +39,12 @@ _TYPES: Final = {
 def check_arguments(operation: str, schema: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Check the arguments of an operation against its schema; return those that are not null, or raise `Invalid`."""
     _check_object(arguments, schema, "", operation)
-    properties = schema["properties"]
-    return {name: value for name, value in arguments.items() if value is not None or "type" not in properties[name]}
+    given = {}
+    for name, value in arguments.items():
+        kind = schema["properties"][name].get("type")
+        if value is not None or kind is None:
+            given[name] = int(value) if kind == "integer" else value  # 3.0 is a whole number in JSON Schema
+    return given
 
 
 def nearest_names(name: Any, known: Iterable[str]) -> list[str]:
@@ -72,6 +76,7 @@ def _check(value: Any, schema: dict[str, Any], path: str) -> None:
         return
     wanted = _TYPES[schema["type"]]
     fits = isinstance(value, wanted.classes) and isinstance(value, bool) == (schema["type"] == "boolean")
+    fits = fits or (schema["type"] == "integer" and isinstance(value, float) and value.is_integer())
     if not fits:  # True is an int in Python, but not in JSON
         example = json.dumps(schema.get("examples", [wanted.example])[0])
         raise _wrong(path, f"{wanted.description}, such as {example}", value)

@@ -138,7 +138,7 @@ _POLICY: Final[dict[str, Schema]] = {
     "keep_hourly": number("Keep the newest checkpoint of each of this many hours.", 0),
     "keep_daily": number("Keep the newest checkpoint of each of this many days.", 0),
     "keep_weekly": number("Keep the newest checkpoint of each of this many weeks.", 0),
-    "older_than": number("Keep checkpoints that are not older than this many seconds.", 0, _SECONDS_MAX),
+    "older_than": number("Keep checkpoints that are not older than this many seconds.", 1, _SECONDS_MAX),
     "keep_tagged": flag("Keep checkpoints that have a tag. Default: true."),
     "keep_labelled": flag("Keep checkpoints that have a label. Default: true."),
     "idle_days": number("Remove threads that were last written to longer ago than this many days.", 1, 100_000),

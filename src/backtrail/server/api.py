@@ -4,6 +4,9 @@ Arguments come from the path, from the query of a GET or DELETE, and from the JS
 the head that a change expects: a change of another head is a `Conflict`, 409 with both heads. The ETag of a result is
 the id of its checkpoint or head, a dot, and a hash of the result. A result that depends on ids of checkpoints only
 never changes, and may be cached for ever. A job answers 202 with a path that tells its progress.
+
+A request that does not fit the OpenAPI document gets 400. One that fits, and that the operation refuses for its meaning
+(a cursor of another list, nothing to undo), gets 409.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from backtrail.operations import TABLE
 from backtrail.operations.arguments import check_arguments
 from backtrail.server.context import JSON_TYPE, json_bytes, json_response
 from backtrail.server.openapi import document
-from backtrail.server.problems import details
+from backtrail.server.problems import Problem, details
 from backtrail.server.routing import Route
 
 if TYPE_CHECKING:
@@ -44,9 +47,13 @@ def _route(operation: Operation) -> Route:
 
     async def endpoint(ctx: Context) -> Response:
         arguments = {**await _arguments(operation, ctx), **ctx.params}
+        checked = check_arguments(operation.name, operation.schema, arguments)
         if operation.job:
             return await _started(operation, ctx, arguments)
-        answer = await ctx.run(operation, ctx.store, arguments)
+        try:
+            answer = await ctx.run(operation.function, ctx.store, **checked)
+        except Invalid as error:
+            raise Problem(409, error.code, str(error)) from error
         return _answered(operation, ctx.request, arguments, answer)
 
     return Route(f"{method} {PREFIX}{path}", endpoint, operation.effect)
@@ -180,7 +187,6 @@ class Job:
 
 
 async def _started(operation: Operation, ctx: Context, arguments: dict[str, Any]) -> Response:
-    check_arguments(operation.name, operation.schema, arguments)
     job = ctx.server.jobs.start(operation, ctx.store, arguments, ctx.access)
     return json_response(job.data(), 202, {"Location": ctx.url("api", "v1", "jobs", job.id)})
 
