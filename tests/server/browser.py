@@ -66,8 +66,9 @@ class Browser:
         self.open(f"/?token={TOKEN}")
 
     def open(self, path):
-        """Open a page."""
+        """Open a page, and wait for its scripts."""
         self.driver.get(f"{self.address}{path}")
+        self.wait(lambda: self.all("html[data-ready]"))
 
     @property
     def path(self):

@@ -31,8 +31,8 @@ def picture(width=160, height=90):
     return b"\x89PNG\r\n\x1a\n" + made
 
 
-def fill(store):
-    """Fill an empty store."""
+def fill(store, *, hostile=True):
+    """Fill an empty store; `hostile`: also with text that a page must show as text."""
     agent = AgentState(
         "support",
         name="Customer support",
@@ -53,6 +53,11 @@ def fill(store):
     )
     _runs(store)
     _threads(store)
+    if hostile:
+        store.thread("notes").set("title", HOSTILE, label="a label with <b>markup</b>")
+        store.conversations.save(
+            Conversation("support", id=f"odd {HOSTILE}", title=HOSTILE, messages=[Message.user(HOSTILE)])
+        )
 
 
 def _conversations(store):
@@ -111,9 +116,6 @@ def _conversations(store):
         store.conversations.save(
             Conversation("support", id=f"case-{number + 1}", title=title, messages=[Message.user(text)])
         )
-    store.conversations.save(
-        Conversation("support", id=f"odd {HOSTILE}", title=HOSTILE, messages=[Message.user(HOSTILE)])
-    )
 
 
 def _runs(store):
@@ -167,7 +169,6 @@ def _threads(store):
     notes.save(
         {"text": "A note with a long text. " * 400, "numbers": list(range(1000)), "nested": {"a": {"b": [1, 2]}}}
     )
-    notes.set("title", HOSTILE, label="a label with <b>markup</b>")
 
 
 if __name__ == "__main__":

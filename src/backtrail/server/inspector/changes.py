@@ -201,7 +201,7 @@ async def _untag(ctx: Context) -> Change:
     kind, thread_id, tag = which["kind"], which["thread_id"], ctx.request.query_params.get("tag", "")
     at = await ctx.call("thread_checkpoint", **which, ref=_ref(ctx))
     return Change(
-        title=f"Remove the tag {tag}",
+        title=f"Remove the tag “{tag}”",
         button="Remove",
         effects=[f"Step {at['step']} loses the tag {tag}."],
         url=ctx.url("api", "v1", "threads", thread_id, "untag"),
@@ -243,7 +243,7 @@ async def _restore(ctx: Context) -> Change:
         return [f"{call.tool_name} ({call.id})" for call in ctx.store.agents.irreversible(checkpoint_id)]
 
     return Change(
-        title=f"Restore {entry['name']}",
+        title=f"Restore “{_text(entry['name'])}”",
         button="Restore",
         effects=["The agent and all its conversations get the state of this checkpoint. Nothing is deleted."],
         url=ctx.url("api", "v1", "agent-checkpoints", checkpoint_id, "restore"),
@@ -319,7 +319,7 @@ async def _delete_checkpoint(ctx: Context) -> Change:
     checkpoint_id = ctx.request.query_params.get("checkpoint", "")
     entry = await ctx.call("checkpoint_info", checkpoint_id=checkpoint_id)
     return Change(
-        title=f"Delete {entry['name']}",
+        title=f"Delete “{_text(entry['name'])}”",
         button="Delete",
         effects=["The checkpoint is deleted. The agent and its conversations stay as they are."],
         method="DELETE",
@@ -348,7 +348,7 @@ async def _settle(ctx: Context) -> Change:
         body = {}
         fields = [{"name": "result", "label": "Result, as JSON", "value": "null", "json": True, "required": True}]
     return Change(
-        title=f"Settle {call['tool'] if isinstance(call['tool'], str) else call_id}",
+        title=f"Settle {_text(call['tool'])}",
         button="Settle",
         effects=effects,
         url=ctx.url("api", "v1", "runs", run_id, "settle"),
@@ -380,6 +380,11 @@ async def _prune(ctx: Context) -> Change:
         next=ctx.url("storage"),
         final=True,
     )
+
+
+def _text(value: Any) -> str:
+    """Return a text that may be a preview."""
+    return f"{value['preview']}…" if isinstance(value, dict) else str(value)
 
 
 # -- routes -----------------------------------------------------------------------------------------------

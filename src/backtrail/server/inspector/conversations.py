@@ -60,9 +60,9 @@ def _count(store: Store, name: str, ref: str) -> int:
 
 async def _messages(ctx: Context, name: str, ref: str, start: int) -> list[dict[str, Any]]:
     found = await ctx.run(_read, ctx.store, name, ref, start)
-    answers = {call: message for _, message in found if (call := answered_call(message))}
+    answers = {call: (index, message) for index, message in found if (call := answered_call(message))}
     shown = [message_view(index, message, answers) for index, message in found]
-    calls = {call["id"] for each in shown for call in each["calls"] if call["answer"]}
+    calls = {call["id"] for each in shown for call in each["calls"] if call["answer_at"] is not None}
     return [each for each in shown if not (each["answers"] and each["answers"] in calls)]
 
 
@@ -78,14 +78,14 @@ def _read(store: Store, name: str, ref: str, start: int) -> list[tuple[int, Any]
     ]
 
 
-def message_view(index: int, message: Any, answers: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as the template shows it."""
+def message_view(index: int, message: Any, answers: dict[str, tuple[int, Any]]) -> dict[str, Any]:
+    """Return a message as the template shows it. `answers` has the results of calls, with their indexes."""
     fields = message if isinstance(message, dict) else {}
     shown = read_message(message)
-    calls = [
-        {**call._asdict(), "answer": _answer(call.result, answers.get(call.id or ""))}
-        for call in (shown.calls if shown else ())
-    ]
+    calls = []
+    for call in shown.calls if shown else ():
+        at, answer = answers.get(call.id or "", (None, None))
+        calls.append({**call._asdict(), "answer": _answer(call.result, answer), "answer_at": at})
     return {
         "index": index,
         "id": fields.get("id") if isinstance(fields.get("id"), str) else None,

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 _UNITS: Final = ("bytes", "KB", "MB", "GB", "TB")
 _AGES: Final = ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h"), (86400 * 60, 86400, "d"))
 _KILO: Final = 1000
+_MESSAGE: Final = re.compile(r'"role": "(?P<role>\w+)", "content": "(?P<text>(?:[^"\\]|\\.)*)')
+"""In the JSON of a message, which may be cut off."""
 _JOINERS: Final = "\u200c\u200d"
 """They join characters of some scripts, and parts of emoji."""
 
@@ -56,6 +59,19 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time span for people."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def marked(text: str, words: str) -> Markup:
+    """Return a text with the words of a query marked."""
+    wanted = [re.escape(word.strip('"*')) for word in words.split() if word.strip('"*')]
+    parts = re.split(f"({'|'.join(wanted)})", text, flags=re.IGNORECASE) if wanted else [text]
+    shown = (escape(visible(part)) for part in parts)
+    return Markup("").join(Markup("<mark>{}</mark>").format(part) if at % 2 else part for at, part in enumerate(shown))
+
+
 def ago(moment: str | None) -> str:
     """Return how long ago a time in ISO 8601 was."""
     try:
@@ -89,12 +105,24 @@ def compact(value: Any, most: int = 120) -> str:
 
 
 def signature(arguments: Any, most: int = 120) -> str:
-    """Return the arguments of a call of a run as Python writes them."""
-    if not isinstance(arguments, dict) or arguments.keys() != {"args", "kwargs"}:
+    """Return the arguments of a call as Python writes them."""
+    if not isinstance(arguments, dict) or arguments.get("truncated") is True:
         return f"({compact(arguments, most)})" if arguments else "()"
-    parts = [json.dumps(each, ensure_ascii=False) for each in arguments["args"]]
-    parts += [f"{name}={json.dumps(each, ensure_ascii=False)}" for name, each in arguments["kwargs"].items()]
+    of_run = arguments.keys() == {"args", "kwargs"}
+    named = arguments["kwargs"] if of_run else arguments
+    parts = [json.dumps(each, ensure_ascii=False) for each in (arguments["args"] if of_run else ())]
+    parts += [f"{name}={json.dumps(each, ensure_ascii=False)}" for name, each in named.items()]
     return f"({compact(', '.join(parts), most)})"
+
+
+def side(value: Any, most: int = 200) -> str:
+    """Return a side of a difference in one line: a message as its role and text."""
+    if isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str):
+        return compact(f"{value['role']}: {value['content']}", most)
+    text = compact(value, most)
+    if text.startswith("{") and (found := _MESSAGE.search(text)):
+        return f"{found['role']}: {found['text']}"
+    return text
 
 
 FILTERS: Final = {
@@ -106,4 +134,7 @@ FILTERS: Final = {
     "pretty": pretty,
     "compact": compact,
     "signature": signature,
+    "side": side,
+    "duration": duration,
+    "marked": marked,
 }

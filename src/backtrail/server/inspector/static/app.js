@@ -63,24 +63,40 @@ document.addEventListener("change", (event) => {
 // -- the page again, with what was open ---------------------------------------------------------------
 
 const open = (box) => [...box.querySelectorAll("details[open][data-key]")].map((each) => each.dataset.key);
+const text = (box) => box.innerHTML.replace(/(<time[^>]*>)[^<]*/g, "$1"); // without what only the clock changes
+const last = new Map([...document.querySelectorAll("[data-swap]")].map((each) => [each.id, text(each)]));
 
-export async function refresh(url = location.href, only = "[data-swap]") {
-  const page = await part(url);
+export async function refresh() {
+  const page = await part(location.href);
   const focus = document.activeElement?.getAttribute?.("href");
-  for (const now of document.querySelectorAll(only)) {
+  for (const now of document.querySelectorAll("[data-swap]")) {
     const then = page.getElementById(now.id);
-    if (!then || then.innerHTML === now.dataset.html || (now.dataset.graph !== undefined && now.scrollTop > 60)) continue;
+    if (!then || last.get(now.id) === text(then)) continue;
+    if ("graph" in now.dataset && (now.scrollTop > 60 || then.querySelector("[data-around]"))) {
+      fresh(now);
+      continue;
+    }
+    last.set(now.id, text(then));
     const keysOpen = open(now);
     const { scrollTop } = now;
-    now.dataset.html = "";
     now.replaceChildren(...then.childNodes);
     for (const each of now.querySelectorAll("details[data-key]")) if (keysOpen.includes(each.dataset.key)) each.open = true;
     now.scrollTop = scrollTop;
     ready(now);
   }
-  if (focus && !document.activeElement?.matches?.("a,button,input,select,textarea")) {
+  if (focus && document.activeElement === document.body) {
     document.querySelector(`main a[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }
+}
+
+// Somebody reads further down: the graph stays, and a button leads to what is new.
+function fresh(graph) {
+  if (graph.querySelector(".fresh")) return;
+  const button = document.createElement("button");
+  button.className = "fresh";
+  button.textContent = "There are new checkpoints";
+  button.addEventListener("click", () => { location.href = location.pathname; });
+  graph.prepend(button);
 }
 
 // -- times, colours -----------------------------------------------------------------------------------
@@ -111,5 +127,8 @@ keys();
 changes();
 graph();
 follow();
+document.documentElement.dataset.ready = ""; // keys and links work from now on
+const target = location.hash && document.getElementById(location.hash.slice(1));
+if (target?.matches?.("details")) target.open = true;
 const end = document.querySelector("[data-end]");
 if (end && !location.search && !location.hash) scrollTo(0, document.body.scrollHeight);

@@ -21,14 +21,19 @@ export function graph() {
     }
   }, { root: box });
 
+  const known = new Map(); // what a checkpoint is about never changes
+
   async function words(rows) {
-    const url = rows.dataset.words;
-    if (!url || !rows.firstChild) return;
+    if (!rows.dataset.words) return;
+    const all = [...rows.querySelectorAll(".cp")];
+    const url = new URL(rows.dataset.words, location.href);
+    const count = all.findLastIndex((each) => !known.has(each.dataset.id)) + 1;
     delete rows.dataset.words;
-    for (const each of (await part(url)).querySelectorAll("[data-of]")) {
-      const row = rows.querySelector(`[data-id="${CSS.escape(each.dataset.of)}"] .words`);
-      if (row) row.textContent = each.textContent;
+    if (count) {
+      url.searchParams.set("count", count);
+      for (const each of (await part(url)).querySelectorAll("[data-of]")) known.set(each.dataset.of, each.textContent);
     }
+    for (const each of all) each.querySelector(".words").textContent = known.get(each.dataset.id) ?? "";
   }
 
   async function below(edge) {

@@ -17,7 +17,7 @@ export function follow() {
       waiting = 0;
       if (document.querySelector("dialog[open]")) return news();
       try { await refresh(); } catch { /* the server is away: EventSource tries again */ }
-    }, 150);
+    }, 300);
   };
 
   const state = (on) => {
