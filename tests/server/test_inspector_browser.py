@@ -128,6 +128,21 @@ def test_a_page_follows_its_thread(browser, store):
     browser.wait(lambda: "Here is your invoice." in browser.text("main"))
 
 
+def test_a_page_follows_its_thread_without_events(browser, store):
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/events*"]})
+    try:
+        browser.open("/threads/thread/trip-planner")
+        browser.wait(lambda: browser.all("#live.off"))
+        store.thread("trip-planner").set("budget", 111)
+        browser.wait(lambda: head_step(browser) == "7")
+    finally:
+        browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    browser.read_logs()
+    assert all("/events" in each for each in browser.errors)
+    browser.errors.clear()
+
+
 def test_messages_are_found(browser):
     browser.press("/", "money arrive", "ENTER")
     browser.wait(lambda: browser.path.startswith("/search"))

@@ -26,24 +26,30 @@ export function follow() {
     sign.title = on ? "The page follows its thread." : "The server does not answer.";
   };
 
+  const ask = (again) => {
+    clearInterval(timer);
+    timer = again ? setInterval(news, POLL) : 0;
+  };
+
   function start() {
     const query = live ? `?${new URLSearchParams(JSON.parse(live))}` : "";
     source = new EventSource(`${root}/events${query}`);
-    source.addEventListener("open", () => state(true));
+    source.addEventListener("open", () => {
+      state(true);
+      ask(poll !== undefined); // a run changes also between its checkpoints
+    });
     source.addEventListener("checkpoint", news);
     source.addEventListener("reset", news);
     source.addEventListener("error", () => {
       state(false);
-      if (source?.readyState === EventSource.CLOSED && !timer) timer = setInterval(news, POLL);
+      if (!timer) ask(true);
     });
-    if (poll !== undefined && !timer) timer = setInterval(news, POLL); // a run changes also between its checkpoints
   }
 
   function stop() {
     source?.close();
     source = null;
-    clearInterval(timer);
-    timer = 0;
+    ask(false);
   }
 
   // A browser has few connections for each server: a hidden page gives its own back.
