@@ -237,3 +237,23 @@ def test_document_describes_every_operation():
         assert re.fullmatch(r"[A-Z][^\n]+\.", operation.description)
         assert json.loads(json.dumps(operation.schema)) == operation.schema
     assert len({each.route for each in TABLE.values()}) == len(TABLE)
+
+
+HUGE = str(10**40)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/api/v1/threads/trip/state?offset={HUGE}",
+        f"/api/v1/threads/trip/state?path=days&offset={HUGE}",
+        f"/api/v1/agents/planner?path=name&offset={HUGE}",
+        f"/api/v1/conversations/talk?before={HUGE}",
+        f"/api/v1/prune?keep_last={HUGE}&keep_hourly={HUGE}&keep_daily={HUGE}&keep_weekly={HUGE}",
+        f"/api/v1/threads/trip/checkpoints/{HUGE}",
+    ],
+)
+def test_huge_numbers_do_no_harm(store, api, path):
+    store.agents.save(AgentState("planner", "P", "m"))
+    store.conversations.append("talk", Message.user("x"), agent_id="planner")
+    assert api.get(path).status_code in (200, 404, 409)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 PREFIX: Final = "/api/v1"
 _FOR_EVER: Final = "private, max-age=31536000, immutable"
 _KEPT_JOBS: Final = 100
+_DIGITS: Final = 100
+"""The most digits of a number in a query."""
 _ID: Final = re.compile("[0-9a-f]{24}")
 
 
@@ -92,7 +94,7 @@ def _from_query(operation: Operation, request: Request) -> dict[str, Any]:
 
 
 def _typed(text: str, kind: str | None) -> Any:
-    if kind == "integer" and text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 20:  # noqa: PLR2004
+    if kind == "integer" and text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= _DIGITS:
         return int(text)
     if kind == "boolean" and text in ("true", "false"):
         return text == "true"
