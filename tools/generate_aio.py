@@ -35,6 +35,7 @@ CHECKPOINT = {
     "state": "read as load_state",
     "get": "apart",
     "tail": "apart",
+    "part": "apart",
     "to_bytes": "apart",
     "from_bytes": "made",
 }
@@ -125,6 +126,7 @@ STORE = {
     "conversations": "collection",
     "runs": "collection",
     "run": "run",
+    "scoped": "scope",
     "search": "watched",
     "reindex": "watched",
     "transaction": "block Transaction",
@@ -295,6 +297,11 @@ class Maker:
         made = call(f"made = self._sync.{node.name}", passed(node))
         return [head, doc(node), made, "    return Run(self._executor, made)\n"]
 
+    def _scope(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A part of the store, which is a store."""
+        head = signature(f"def {node.name}", node, ast.unparse(node.returns))
+        return [head, doc(node), call(f"return Store(self._sync.{node.name}", passed(node))[:-1] + ")\n"]
+
     def _guard(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A context manager whose beginning and end are calls of their own."""
         head = signature(f"def {node.name}", node, "Guard")
@@ -440,6 +447,7 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from backtrail.aio.executor import Executor
+    from backtrail.models import StatePart
 
 S = TypeVar("S")
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         PruneReport,
         Reordered,
         Salvage,
+        StatePart,
         Stats,
         ThreadInfo,
         VerifyReport,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         ToolCallRecord,
     )
     from backtrail.runs.unanswered_calls import repaired
+    from backtrail.scope import Scope
     from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
     from backtrail.thread import Thread
 
@@ -131,6 +133,8 @@ __all__ = [
     "RunStatus",
     "Runs",
     "Salvage",
+    "Scope",
+    "StatePart",
     "Stats",
     "Store",
     "Strategy",
@@ -168,8 +172,8 @@ _HOMES: dict[str, str] = {
     "maintenance.retention": "Policy",
     "models": (
         "AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ExportReport GcReport "
-        "Hit ImportReport Items MISSING MigrateReport NEW PruneReport Reordered Salvage Stats ThreadInfo "
-        "VerifyReport"
+        "Hit ImportReport Items MISSING MigrateReport NEW PruneReport Reordered Salvage StatePart "
+        "Stats ThreadInfo VerifyReport"
     ),
     "runs.calls": "CallError",
     "runs.decorators": "llm tool",
@@ -180,6 +184,7 @@ _HOMES: dict[str, str] = {
         "AfterLlmResponse AfterToolCall Done Event EveryN Never NotDone RunState RunStatus Strategy ToolCallRecord"
     ),
     "runs.unanswered_calls": "repaired",
+    "scope": "Scope",
     "store": "Store open",
     "thread": "Thread",
 }

@@ -293,8 +293,7 @@ def _summary(rep: bytes, decoder: Decoder, most: int) -> StatePart:
         return StatePart(_TYPES.get(ref.code, "other"), size, ref.length)
     parts = msgpack.take_apart(rep) if ref is None and size > most else None
     if parts is not None:
-        code, _, listed = parts
-        return StatePart(_TYPES[code], size, len(listed) // (2 if code in msgpack.MAPPINGS else 1))
+        return StatePart(_TYPES[parts[0]], size, len(parts[2]))
     value = decoder.value(rep)
     kind = next((name for cls, name in _PLAIN if isinstance(value, cls)), "other")
     count = len(value) if kind in ("object", "array", "set") else None

@@ -1,9 +1,9 @@
 """Scopes: a store that sees and touches the threads of some agents, and nothing else.
 
 `ScopedBackend` is a backend on top of another one. Every read and every write of a scoped store goes through it, so
-this module is the only place that decides what is inside. `ReadOnlyBackend` refuses every change of data. A thread is inside if its owner is an agent of the scope. The
+this module is the only place that decides what is inside. A thread is inside if its owner is an agent of the scope. The
 owner is the agent in its record; the thread of an agent's checkpoints belongs to the agent that it is named after, and
-a thread of notes belongs to the owner of the thread that it is about.
+a thread of notes belongs to the owner of the thread that it is about. `ReadOnlyBackend` refuses every change of data.
 
 - A read by name, uid or number gives nothing for a thread outside, as if the thread did not exist.
 - Listings, searches and counts have only threads inside.

@@ -295,9 +295,9 @@ class Store:
     def scoped(self, agent: str | Iterable[str] | None = None, *, read_only: bool = False) -> Store:
         """Return a store that sees and touches the things of one agent, or of several, and nothing else.
 
-        `read_only` refuses every change; without an agent, it is all that the scope does. All other threads do not exist in it: they are not listed, found, counted or searched, and cannot be changed.
-        New threads belong to the agent. Maintenance of the whole store is refused. It shares the connection of this
-        store: close this store, not the scoped one.
+        All other threads do not exist in it: they are not listed, found, counted or searched, and cannot be changed.
+        New threads belong to the agent. `read_only` refuses every change; without an agent, that is all that the scope
+        does. Maintenance of the whole store is refused. The scoped store uses this store's connection: close this one.
         """
         with loading:
             from backtrail.scope import backend_for, scope_for  # noqa: PLC0415 - not every program uses scopes

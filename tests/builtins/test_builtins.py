@@ -11,7 +11,7 @@ import pytest
 import backtrail
 from backtrail import AgentState, Conversation, Message
 from backtrail.builtins import TOOLS, Builtin, call
-from backtrail.operations import Effect, arguments, schema
+from backtrail.operations import arguments, schema
 
 NAMES = [
     "agent_save",

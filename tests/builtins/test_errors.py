@@ -230,5 +230,5 @@ def test_destructive_builtins_are_off_in_a_scope(name, memory):
     with pytest.raises(Invalid, match="pass destructive=True"):
         call(memory, name, arguments, destructive=False)
     with pytest.warns(DeprecationWarning, match=f"{name} removes data for good"):
-        assert call(memory, name, {each: "none" for each in arguments})["deleted"] is False
+        assert call(memory, name, dict.fromkeys(arguments, "none"))["deleted"] is False
     assert call(memory.scoped("a"), name, arguments, destructive=True)["deleted"] is True

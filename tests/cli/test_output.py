@@ -12,8 +12,9 @@ import pytest
 from rich.cells import cell_len
 
 from backtrail.cli import output
-from backtrail.cli.graph import ASCII, LINES, GraphNode, graph_lines
+from backtrail.cli.graph import ASCII, LINES, graph_lines
 from backtrail.cli.output import Column, Output, age, brief, clean, count, cut, pad, plain, size, width
+from backtrail.engine.graph import GraphNode
 from backtrail.urls import shown
 from tests.support.commands import run
 

@@ -377,7 +377,7 @@ def codes_in_the_code():
         tree = parsed(file)
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.update([node.value] if re.fullmatch(rf"(?:{roots})(?:\.\w+)+", node.value) else [])
+                found.update([node.value] if re.fullmatch(rf"(?:{roots})(?:\.(?!html)\w+)+", node.value) else [])
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
                 given = {keyword.arg for keyword in node.keywords}
                 found.update([] if {"code", None} & given else [KINDS[node.func.id].default_code])

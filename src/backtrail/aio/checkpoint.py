@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from backtrail.aio.executor import Executor
+    from backtrail.models import StatePart
 
 S = TypeVar("S")
 
@@ -111,6 +112,22 @@ class Checkpoint(Generic[S]):
     async def tail(self, path: str | tuple[Any, ...], n: int) -> list[Any]:
         """Return the last n items of a list or tuple, oldest first. Earlier items are not loaded."""
         return await self._executor.apart(self._sync.tail, path, n)
+
+    @called
+    async def part(
+        self,
+        path: str | tuple[Any, ...] = (),
+        *,
+        start: int = 0,
+        limit: int = 100,
+        most: int = 2000,
+    ) -> StatePart:
+        """Return the value at a path: whole if it has at most `most` bytes, else only its type and size.
+
+        Of a large list or dict, it also returns up to `limit` entries from the position `start` on. Entries of more
+        than `most` bytes are not read. `NotFound` if there is no value at the path.
+        """
+        return await self._executor.apart(self._sync.part, path, start=start, limit=limit, most=most)
 
     @called
     async def to_bytes(self) -> bytes:

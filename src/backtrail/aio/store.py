@@ -222,6 +222,15 @@ class Store:
         )
         return Run(self._executor, made)
 
+    def scoped(self, agent: str | Iterable[str] | None = None, *, read_only: bool = False) -> Store:
+        """Return a store that sees and touches the things of one agent, or of several, and nothing else.
+
+        All other threads do not exist in it: they are not listed, found, counted or searched, and cannot be changed.
+        New threads belong to the agent. `read_only` refuses every change; without an agent, that is all that the scope
+        does. Maintenance of the whole store is refused. The scoped store uses this store's connection: close this one.
+        """
+        return Store(self._sync.scoped(agent, read_only=read_only))
+
     async def search(
         self,
         query: str,

@@ -54,7 +54,7 @@ def call(
         known = ", ".join(nearest_names(name, TOOLS))
         raise Invalid(f"there is no builtin {short_repr(name)}; the builtins are: {known}", code="invalid.argument")
     if tool.effect is Effect.DESTROY and not destructive:
-        _check_destructive(store, tool, destructive)
+        _check_destructive(store, tool, refused=destructive is False)
     return tool(store, _parsed(tool.name, arguments))
 
 
@@ -68,9 +68,9 @@ def call_safely(
         return {"error": {"code": error.code, "message": str(error)[:_MESSAGE_MAX]}}
 
 
-def _check_destructive(store: Store, tool: Builtin, destructive: bool | None) -> None:
+def _check_destructive(store: Store, tool: Builtin, *, refused: bool) -> None:
     """Refuse a builtin that destroys data, or warn where it used to run without being asked for."""
-    if destructive is False or store.scope is not None:
+    if refused or store.scope is not None:
         raise Invalid(
             f"{tool.name} removes data for good and is off here: the program must pass destructive=True to allow it",
             code="invalid.destructive",

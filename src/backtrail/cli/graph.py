@@ -1,24 +1,15 @@
-"""The graph of a log: lines from each checkpoint to its parent, newest first.
-
-Each checkpoint has one parent, so lines only join on the way down. The first lane is for checkpoints in view. Those
-that a rewind left have lanes beside it, which join the first where they branched off.
-"""
+"""The graph of a log, drawn with characters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from backtrail.engine.graph import GraphNode, Lanes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-
-class GraphNode(NamedTuple):
-    """A checkpoint in the graph."""
-
-    id: str
-    parent: str | None
-    in_view: bool
-    is_head: bool
+    from backtrail.engine.graph import GraphRow
 
 
 class GraphSigns(NamedTuple):
@@ -42,51 +33,29 @@ ASCII: Final = GraphSigns("@", "*", "o", "|", "|", "_", "/", "/", " ", "|->")
 
 def graph_lines(nodes: Sequence[GraphNode], signs: GraphSigns) -> Iterator[tuple[str, GraphNode | None, int]]:
     """Give the lines of a graph: the drawing, the checkpoint of the line (or None), and the column of its sign."""
-    lanes: list[str | None] = [next((node.id for node in nodes if node.in_view), None)]
-    begun = False  # the first lane is for checkpoints in view, and empty above the head
-    for node in nodes:
-        waiting = [at for at, wanted in enumerate(lanes) if wanted == node.id]
-        if len(waiting) > 1:
-            yield _joined(lanes, waiting, signs, begun=begun), None, 0
-            for at in waiting[1:]:
-                lanes[at] = None
-        at = waiting[0] if waiting else _free(lanes)
-        begun = begun or at == 0
-        lanes[at] = node.id
-        sign = signs.head if node.is_head else signs.in_view if node.in_view else signs.out_of_view
-        marks = [_mark(lane, signs, shown=begun or place > 0) for place, lane in enumerate(lanes)]
-        marks[at] = sign
-        yield " ".join(marks).rstrip(), node, 2 * at
-        lanes[at] = node.parent
-        while lanes[1:] and lanes[-1] is None:
-            lanes.pop()
+    for row in Lanes(next((node.id for node in nodes if node.in_view), None)).rows(nodes):
+        if row.joined:
+            yield _joined(row, signs), None, 0
+        node = row.node
+        marks = [signs.line if line else " " for line in row.lines] + [" "] * (row.lane + 1 - len(row.lines))
+        for at in row.joined:
+            marks[at] = " "
+        marks[row.lane] = signs.head if node.is_head else signs.in_view if node.in_view else signs.out_of_view
+        yield " ".join(marks).rstrip(), node, 2 * row.lane
 
 
-def _mark(lane: str | None, signs: GraphSigns, *, shown: bool) -> str:
-    return signs.line if lane is not None and shown else " "
-
-
-def _free(lanes: list[str | None]) -> int:
-    """Return the position of an empty lane other than the first; add a lane if there is none."""
-    for at in range(1, len(lanes)):
-        if lanes[at] is None:
-            return at
-    lanes.append(None)
-    return len(lanes) - 1
-
-
-def _joined(lanes: Sequence[str | None], waiting: Sequence[int], signs: GraphSigns, *, begun: bool) -> str:
-    """Return the line that joins the lanes at the positions `waiting`, which lead to the same checkpoint."""
-    first, last = waiting[0], waiting[-1]
+def _joined(row: GraphRow, signs: GraphSigns) -> str:
+    """Return the line that joins the lanes that lead to the same checkpoint."""
+    first, last = row.lane, row.joined[-1]
     drawing = ""
-    for at, lane in enumerate(lanes):
+    for at, line in enumerate(row.lines):
         if at == first:
-            sign = signs.tee if begun or first > 0 else signs.beginning
-        elif at in waiting:
+            sign = signs.tee if line else signs.beginning
+        elif at in row.joined:
             sign = signs.corner if at == last else signs.meeting
         elif first < at < last:
-            sign = signs.across if lane is None else signs.line
+            sign = signs.line if line else signs.across
         else:
-            sign = _mark(lane, signs, shown=begun or at > 0)
+            sign = signs.line if line else " "
         drawing += sign + (signs.across if first <= at < last else " ")
     return drawing.rstrip()

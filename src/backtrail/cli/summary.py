@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.cli.output import Progress, brief, clean, cut, line, width
-from backtrail.cli.transcript import answered_call, one_line
+from backtrail.cli.transcript import one_line
+from backtrail.conversations.transcript import answered_call
 
 if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint

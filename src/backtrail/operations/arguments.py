@@ -1,8 +1,8 @@
 """Validation of an operation's arguments against its schema: the part of JSON Schema that the schemas use.
 
-That is type, enum, minimum, maximum, items, properties, required and additionalProperties; a schema without a type
-takes any JSON value. An error names the path of the argument and says what to send instead. Null means absent for an
-optional argument.
+That is type, enum, minimum, maximum, minLength, maxLength, minItems, items, properties, required and
+additionalProperties; a schema without a type takes any JSON value. An error names the path of the argument and says
+what to send instead. Null means absent for an optional argument.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ _TYPES: Final = {
 def check_arguments(operation: str, schema: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Check the arguments of an operation against its schema; return those that are not null, or raise `Invalid`."""
     _check_object(arguments, schema, "", operation)
-    properties = schema["properties"]
-    return {name: value for name, value in arguments.items() if value is not None or "type" not in properties[name]}
+    given = {}
+    for name, value in arguments.items():
+        kind = schema["properties"][name].get("type")
+        if value is not None or kind is None:
+            given[name] = int(value) if kind == "integer" else value  # 3.0 is a whole number in JSON Schema
+    return given
 
 
 def nearest_names(name: Any, known: Iterable[str]) -> list[str]:
@@ -72,6 +76,7 @@ def _check(value: Any, schema: dict[str, Any], path: str) -> None:
         return
     wanted = _TYPES[schema["type"]]
     fits = isinstance(value, wanted.classes) and isinstance(value, bool) == (schema["type"] == "boolean")
+    fits = fits or (schema["type"] == "integer" and isinstance(value, float) and value.is_integer())
     if not fits:  # True is an int in Python, but not in JSON
         example = json.dumps(schema.get("examples", [wanted.example])[0])
         raise _wrong(path, f"{wanted.description}, such as {example}", value)
@@ -84,11 +89,19 @@ def _check(value: Any, schema: dict[str, Any], path: str) -> None:
             else f"of {schema['minimum']} or more"
         )
         raise _wrong(path, f"a whole number {limit}", value)
+    if not schema.get("minLength", 0) <= _length(value) <= schema.get("maxLength", _length(value)):
+        raise _wrong(path, f"a text of {schema['minLength']} to {schema['maxLength']} characters", value)
+    if _length(value) < schema.get("minItems", 0):
+        raise _wrong(path, f"a list of {schema['minItems']} or more", value)
     if schema["type"] == "array":
         for at, item in enumerate(value):
             _check(item, schema["items"], f"{path}[{at}]")
     elif schema["type"] == "object":
         _check_object(value, schema, f"{path}.", path)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def _check_object(value: dict[str, Any], schema: dict[str, Any], prefix: str, owner: str) -> None:

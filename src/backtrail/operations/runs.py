@@ -18,10 +18,10 @@ from backtrail.operations.schema import (
     arguments,
     flag,
     listing,
+    name,
     one_of,
     optional,
     result,
-    text,
     value,
 )
 from backtrail.operations.table import Answer, Effect, Operation, operation
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from backtrail.store import Store
 
 _CALLS: Final = 100
-_RUN: Final = text("The run's id.")
+_RUN: Final = name("The run's id.")
 _ENTRY: Final = {
     "run_id": TEXT,
     "agent_id": optional(TEXT),
@@ -68,7 +68,7 @@ _CALL: Final = result(
     "List runs, newest activity first.",
     arguments(
         (),
-        agent_id=text("Only runs of this agent."),
+        agent_id=name("Only runs of this agent."),
         status=one_of(RunState, "Only runs with this status."),
         **PAGE,
     ),
@@ -161,7 +161,7 @@ def _doubt_entry(call: Call) -> Answer:
     arguments(
         ("run_id", "call_id"),
         run_id=_RUN,
-        call_id=text("The id of the call, from run_status."),
+        call_id=name("The id of the call, from run_status."),
         result=value("The result of the call, if it was made."),
         not_done=flag("The call was not made: the run makes it again."),
     ),

@@ -28,6 +28,11 @@ def text(description: str) -> Schema:
     return {"type": "string", "description": description}
 
 
+def name(description: str) -> Schema:
+    """Return the schema of an id, a ref, a label or a tag: a text of 1 to 512 characters."""
+    return {"type": "string", "description": description, "minLength": 1, "maxLength": 512}
+
+
 def one_of(kind: type[StrEnum] | Iterable[str], description: str, default: str | None = None) -> Schema:
     """Return the schema of a text that is one of several words."""
     schema = text(description) | {"enum": [str(member) for member in kind]}
@@ -49,6 +54,12 @@ def flag(description: str) -> Schema:
 def texts(description: str) -> Schema:
     """Return the schema of a list of texts."""
     return {"type": "array", "items": {"type": "string"}, "description": description}
+
+
+def names(description: str) -> Schema:
+    """Return the schema of a list of ids or tags that is not empty."""
+    items = {"type": "string", "minLength": 1, "maxLength": 512}
+    return {"type": "array", "items": items, "minItems": 1, "description": description}
 
 
 def mapping(description: str, values: str | None = None) -> Schema:

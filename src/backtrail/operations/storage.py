@@ -20,12 +20,13 @@ from backtrail.operations.schema import (
     arguments,
     flag,
     listing,
+    name,
+    names,
     number,
     one_of,
     optional,
     result,
     text,
-    texts,
 )
 from backtrail.operations.table import Answer, Effect, Operation, operation
 from backtrail.operations.threads import KINDS
@@ -54,8 +55,8 @@ _STATS: Final = (
         ("query",),
         query=text('Words, "quoted words", or the beginning of a word with a star.'),
         contains=flag("Find the query as one text, also inside words."),
-        agent_id=text("Only threads of this agent."),
-        thread_id=text("Only threads with this id."),
+        agent_id=name("Only threads of this agent."),
+        thread_id=name("Only threads with this id."),
         kind=one_of(KINDS, "Only threads of this kind."),
         order=one_of(("newest", "score"), "The order of the hits.", "newest"),
         **PAGE,
@@ -137,12 +138,12 @@ _POLICY: Final[dict[str, Schema]] = {
     "keep_hourly": number("Keep the newest checkpoint of each of this many hours.", 0),
     "keep_daily": number("Keep the newest checkpoint of each of this many days.", 0),
     "keep_weekly": number("Keep the newest checkpoint of each of this many weeks.", 0),
-    "older_than": number("Keep checkpoints that are not older than this many seconds.", 0, _SECONDS_MAX),
+    "older_than": number("Keep checkpoints that are not older than this many seconds.", 1, _SECONDS_MAX),
     "keep_tagged": flag("Keep checkpoints that have a tag. Default: true."),
     "keep_labelled": flag("Keep checkpoints that have a label. Default: true."),
     "idle_days": number("Remove threads that were last written to longer ago than this many days.", 1, 100_000),
-    "agent_id": text("Only threads of this agent."),
-    "threads": texts("Only threads with these ids."),
+    "agent_id": name("Only threads of this agent."),
+    "threads": names("Only threads with these ids."),
     "kind": one_of(KINDS, "With threads: only threads of this kind."),
 }
 _REPORT: Final = result(

@@ -27,6 +27,8 @@ from backtrail.operations.schema import (
     flag,
     listing,
     mapping,
+    name,
+    names,
     number,
     one_of,
     optional,
@@ -52,11 +54,11 @@ _BYTES: Final = 2_000
 _BYTES_MAX: Final = 200_000
 
 _THREAD: Final = {
-    "thread_id": text("The thread's id."),
+    "thread_id": name("The thread's id."),
     "kind": one_of(KINDS, "What the thread belongs to.", "thread"),
 }
-_REF: Final = text("A checkpoint: @ (the head), @~3, a step, a label, a tag, or an id.") | {"default": "@"}
-_EXPECT: Final = text("The id of the head that you know; if the head is another one, nothing is changed.")
+_REF: Final = name("A checkpoint: @ (the head), @~3, a step, a label, a tag, or an id.") | {"default": "@"}
+_EXPECT: Final = name("The id of the head that you know; if the head is another one, nothing is changed.")
 _CHECKPOINT: Final = result(
     checkpoint_id=TEXT,
     thread_id=TEXT,
@@ -105,7 +107,7 @@ def handle(store: Store, kind: str, thread_id: str) -> Thread[Any]:
     arguments(
         (),
         kind=_THREAD["kind"],
-        agent_id=text("Only threads of this agent."),
+        agent_id=name("Only threads of this agent."),
         prefix=text("Only threads whose id begins with this."),
         **PAGE,
     ),
@@ -180,8 +182,8 @@ def thread_show(store: Store, *, thread_id: str, kind: str = "thread") -> Answer
     arguments(
         ("thread_id",),
         **_THREAD,
-        label=text("Only checkpoints with this label."),
-        tag=text("Only checkpoints with this tag."),
+        label=name("Only checkpoints with this label."),
+        tag=name("Only checkpoints with this tag."),
         **PAGE,
     ),
     listing("checkpoints", _CHECKPOINT),
@@ -276,7 +278,7 @@ def thread_checkpoint(store: Store, *, thread_id: str, ref: str, kind: str = "th
 @operation(
     "GET /checkpoints/{checkpoint_id}",
     "Show a checkpoint of any thread by its id.",
-    arguments(("checkpoint_id",), checkpoint_id=text("The checkpoint's id.")),
+    arguments(("checkpoint_id",), checkpoint_id=name("The checkpoint's id.")),
     _CHECKPOINT,
 )
 def checkpoint_show(store: Store, *, checkpoint_id: str) -> Answer:
@@ -435,8 +437,8 @@ def _change_entry(change: Change) -> Answer:
         ("thread_id", "state"),
         thread_id=_THREAD["thread_id"],
         state=value("The whole state."),
-        agent_id=text("The owner of a new thread."),
-        label=text("A name for the checkpoint."),
+        agent_id=name("The owner of a new thread."),
+        label=name("A name for the checkpoint."),
         tags=texts("Tags of the checkpoint."),
         metadata=mapping("Data about the checkpoint, at most 4 KB."),
         expect=_EXPECT,
@@ -467,7 +469,7 @@ def thread_save(
 @operation(
     "POST /threads/{thread_id}/fork",
     "Start a new thread at a checkpoint of a thread.",
-    arguments(("thread_id", "new_id"), **_THREAD, new_id=text("The id of the new thread."), ref=_REF),
+    arguments(("thread_id", "new_id"), **_THREAD, new_id=name("The id of the new thread."), ref=_REF),
     _CHECKPOINT,
     effect=Effect.WRITE,
 )
@@ -518,7 +520,7 @@ def thread_redo(store: Store, *, thread_id: str, kind: str = "thread", expect: s
 @operation(
     "POST /threads/{thread_id}/tag",
     "Add tags to a checkpoint.",
-    arguments(("thread_id", "tags"), **_THREAD, ref=_REF, tags=texts("The tags."), expect=_EXPECT),
+    arguments(("thread_id", "tags"), **_THREAD, ref=_REF, tags=names("The tags."), expect=_EXPECT),
     _CHECKPOINT,
     effect=Effect.WRITE,
 )
@@ -532,7 +534,7 @@ def thread_tag(
 @operation(
     "POST /threads/{thread_id}/untag",
     "Remove tags from a checkpoint.",
-    arguments(("thread_id", "tags"), **_THREAD, ref=_REF, tags=texts("The tags."), expect=_EXPECT),
+    arguments(("thread_id", "tags"), **_THREAD, ref=_REF, tags=names("The tags."), expect=_EXPECT),
     _CHECKPOINT,
     effect=Effect.WRITE,
 )
@@ -546,7 +548,7 @@ def thread_untag(
 @operation(
     "POST /threads/{thread_id}/label",
     "Save the head of a thread again, with a label.",
-    arguments(("thread_id", "label"), **_THREAD, label=text("The label."), expect=_EXPECT),
+    arguments(("thread_id", "label"), **_THREAD, label=name("The label."), expect=_EXPECT),
     _CHECKPOINT,
     effect=Effect.WRITE,
 )

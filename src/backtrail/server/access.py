@@ -90,6 +90,11 @@ class Gate:
         self.cookie = f"backtrail-{_hashed(*sorted(tokens or ()))[:12]}"
         """The name of the cookie: servers on other ports of this machine get the same cookies."""
 
+    @property
+    def needs_token(self) -> bool:
+        """Whether a caller needs a token."""
+        return self._tokens is not None
+
     def check_host(self, request: Request) -> None:
         """Refuse a request that names another host."""
         host = request.headers.get("host", "")

@@ -4,28 +4,32 @@ Arguments come from the path, from the query of a GET or DELETE, and from the JS
 the head that a change expects: a change of another head is a `Conflict`, 409 with both heads. The ETag of a result is
 the id of its checkpoint or head, a dot, and a hash of the result. A result that depends on ids of checkpoints only
 never changes, and may be cached for ever. A job answers 202 with a path that tells its progress.
+
+A request that does not fit the OpenAPI document gets 400. One that fits, and that the operation refuses for its meaning
+(a cursor of another list, nothing to undo), gets 409.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import Response
 
 from backtrail.errors import Invalid, NotFound
 from backtrail.operations import TABLE
 from backtrail.operations.arguments import check_arguments
-from backtrail.server.context import json_bytes, json_response
+from backtrail.server.context import JSON_TYPE, json_bytes, json_response
 from backtrail.server.openapi import document
-from backtrail.server.problems import details
+from backtrail.server.problems import Problem, details
 from backtrail.server.routing import Route
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from backtrail.operations import Operation
     from backtrail.server.access import Access
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 PREFIX: Final = "/api/v1"
 _FOR_EVER: Final = "private, max-age=31536000, immutable"
 _KEPT_JOBS: Final = 100
+_DIGITS: Final = 100
+"""The most digits of a number in a query."""
+_ID: Final = re.compile("[0-9a-f]{24}")
 
 
 def _route(operation: Operation) -> Route:
@@ -42,9 +49,13 @@ def _route(operation: Operation) -> Route:
 
     async def endpoint(ctx: Context) -> Response:
         arguments = {**await _arguments(operation, ctx), **ctx.params}
+        checked = check_arguments(operation.name, operation.schema, arguments)
         if operation.job:
             return await _started(operation, ctx, arguments)
-        answer = await ctx.run(operation, ctx.store, arguments)
+        try:
+            answer = await ctx.run(operation.function, ctx.store, **checked)
+        except Invalid as error:
+            raise Problem(409, error.code, str(error)) from error
         return _answered(operation, ctx.request, arguments, answer)
 
     return Route(f"{method} {PREFIX}{path}", endpoint, operation.effect)
@@ -83,7 +94,7 @@ def _from_query(operation: Operation, request: Request) -> dict[str, Any]:
 
 
 def _typed(text: str, kind: str | None) -> Any:
-    if kind == "integer" and text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 20:  # noqa: PLR2004
+    if kind == "integer" and text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= _DIGITS:
         return int(text)
     if kind == "boolean" and text in ("true", "false"):
         return text == "true"
@@ -100,15 +111,16 @@ def _if_match(request: Request) -> str | None:
 
 def _answered(operation: Operation, request: Request, arguments: dict[str, Any], answer: dict[str, Any]) -> Response:
     body = json_bytes(answer)
-    head = answer.get("head_id") or answer.get("checkpoint_id") or answer.get("b") or ""
+    named = (answer.get(name) for name in ("head_id", "checkpoint_id", "b"))
+    head = next((each for each in named if isinstance(each, str) and _ID.fullmatch(each)), "")
     etag = f'"{head}.{hashlib.sha256(body).hexdigest()[:16]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     fixed = [arguments.get(name) for name in operation.immutable]
     if fixed and all(each is not None and each in answer.values() for each in fixed):
         headers["Cache-Control"] = _FOR_EVER
     if request.method in ("GET", "HEAD") and etag in request.headers.get("if-none-match", ""):
-        return json_response(None, 304, headers)
-    return json_response(answer, 200, headers)
+        return Response(None, 304, headers)
+    return Response(body, 200, headers, media_type=JSON_TYPE)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------
@@ -151,7 +163,6 @@ class Job:
         self._operation = operation
         self._store = store
         self._arguments = arguments
-        self._began = time.monotonic()
         self._status: dict[str, Any] = {"status": "running", "progress": {}}
 
     def is_running(self, operation: str, access: Access) -> bool:
@@ -178,7 +189,6 @@ class Job:
 
 
 async def _started(operation: Operation, ctx: Context, arguments: dict[str, Any]) -> Response:
-    check_arguments(operation.name, operation.schema, arguments)
     job = ctx.server.jobs.start(operation, ctx.store, arguments, ctx.access)
     return json_response(job.data(), 202, {"Location": ctx.url("api", "v1", "jobs", job.id)})
 

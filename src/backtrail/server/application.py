@@ -18,7 +18,7 @@ from backtrail.operations import Effect
 from backtrail.server import api, events, inspector, mcp_endpoint, openai_conversations
 from backtrail.server.access import LOOPBACK, SAFE_METHODS, Access, Gate, Tokens, read_tokens
 from backtrail.server.context import Context
-from backtrail.server.problems import Problem, details, problem_response
+from backtrail.server.problems import Problem, details, headers_of, problem_response
 from backtrail.server.routing import Match, Router, segments_of
 
 if TYPE_CHECKING:
@@ -30,17 +30,9 @@ if TYPE_CHECKING:
     from backtrail.store import Store
 
 LOG: Final = logging.getLogger("backtrail.server")
-_CSP: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
+_CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS: Final = {
     "content-security-policy": _CSP,
@@ -126,7 +118,7 @@ class Server:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":
             await send({"type": "lifespan.startup.complete"})
-        self.close()
+        self.events.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, request: Request) -> Response:
@@ -142,7 +134,7 @@ class Server:
         route = match.route
         if route.public:
             return await route.endpoint(Context(request, match.params, Access(()), self._store, self))
-        if "token" in request.query_params and request.method in SAFE_METHODS:
+        if self._gate.needs_token and "token" in request.query_params and request.method in SAFE_METHODS:
             return self._let_in(request)
         access = self._gate.access_of(request)
         if request.method not in SAFE_METHODS:
@@ -157,7 +149,8 @@ class Server:
         if token is None:
             raise Problem(401, "forbidden.token", "this token is not valid: open the link that the server printed")
         query = request.url.remove_query_params("token").query
-        response = RedirectResponse(f"{request.url.path}{'?' if query else ''}{query}", 303)
+        path = f"/{request.url.path.lstrip('/')}"  # two slashes would lead to another host
+        response = RedirectResponse(f"{path}{'?' if query else ''}{query}", 303)
         response.set_cookie(
             self._gate.cookie,
             self._gate.cookie_for(token),
@@ -176,9 +169,7 @@ class Server:
             return openai_conversations.error_response(error)
         if inspector.speaks(segments, request):
             problem = details(error)
-            page = self.templates.get_template("error.html").render(
-                problem=problem, root=request.scope.get("root_path", "")
-            )
-            headers: dict[str, Any] = error.headers if isinstance(error, Problem) else {}
-            return HTMLResponse(page.encode("utf-8", "replace"), problem["status"], headers)
+            root = request.scope.get("root_path", "")
+            page = self.templates.get_template("error.html").render(problem=problem, root=root)
+            return HTMLResponse(page.encode("utf-8", "replace"), problem["status"], headers_of(error))
         return problem_response(error)

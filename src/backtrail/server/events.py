@@ -17,9 +17,10 @@ import secrets
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from backtrail.errors import Error, Invalid
 from backtrail.models import micros, when
@@ -31,14 +32,13 @@ from backtrail.server.routing import Route
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from starlette.responses import Response
-
     from backtrail.checkpoint import Checkpoint
     from backtrail.server.access import Access
     from backtrail.server.context import Context
     from backtrail.store import Store
     from backtrail.watch import Watch
 
+_TYPE: Final = "text/event-stream"
 _QUEUE: Final = 256
 """Events that wait for a reader."""
 _KEPT: Final = 2_000
@@ -78,7 +78,8 @@ class Reader:
 
     def put(self, event: Event) -> None:
         """Add an event, from any thread."""
-        self._loop.call_soon_threadsafe(self._put, event)
+        with suppress(RuntimeError):  # its event loop has ended
+            self._loop.call_soon_threadsafe(self._put, event)
 
     def _put(self, event: Event) -> None:
         if len(self.events) >= _QUEUE:
@@ -149,7 +150,7 @@ class Feed:
         with self._lock:
             kept = list(self._last)
             newest = self._number
-        if feed == self.name and number <= newest and (not kept or number >= kept[0].number - 1):
+        if feed == self.name and 0 < number <= newest and number >= kept[0].number - 1:
             return [event for event in kept if event.number > number]
         found = sorted(self._since(when(moment) - _SLACK), key=lambda event: event.time)
         return [Event(newest, moment, None)] if len(found) > _MISSED else found
@@ -217,10 +218,11 @@ class Events:
             return self._feeds[access]
 
     def close(self) -> None:
-        """Stop the watchers."""
+        """Stop the watchers. A later reader begins new ones."""
         with self._lock:
             for feed in self._feeds.values():
                 feed.close()
+            self._feeds.clear()
 
 
 async def stream(ctx: Context) -> Response:
@@ -230,6 +232,8 @@ async def stream(ctx: Context) -> Response:
     unknown = sorted(query.keys() - {"kind", "thread_id"})
     if unknown or query.get("kind", "thread") not in KINDS:
         raise Invalid(f"events take kind ({', '.join(KINDS)}) and thread_id", code="invalid.argument")
+    if ctx.request.method == "HEAD":
+        return Response(media_type=_TYPE)
     feed = ctx.server.events.feed(ctx.access, ctx.store)
     await ctx.run(feed.start)
     reader = Reader()
@@ -240,7 +244,7 @@ async def stream(ctx: Context) -> Response:
         feed.leave(reader)
         raise
     body = _body(feed, reader, missed, query)
-    return StreamingResponse(body, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(body, media_type=_TYPE, headers={"X-Accel-Buffering": "no"})
 
 
 async def _body(feed: Feed, reader: Reader, missed: list[Event], wanted: dict[str, str]) -> AsyncIterator[bytes]:

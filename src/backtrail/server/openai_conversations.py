@@ -18,7 +18,7 @@ from backtrail.operations import Effect
 from backtrail.operations.answers import plain
 from backtrail.operations.retries import in_transaction, with_retries
 from backtrail.server.context import json_response
-from backtrail.server.problems import Problem, details
+from backtrail.server.problems import details, headers_of
 from backtrail.server.routing import Route
 from backtrail.validation import json_value, to_data
 
@@ -57,7 +57,7 @@ def error_response(error: Exception) -> Response:
     problem = details(error)
     kind = "invalid_request_error" if problem["status"] < 500 else "server_error"  # noqa: PLR2004 - a status
     body = {"message": problem["detail"], "type": kind, "param": problem.get("path"), "code": problem["code"]}
-    return json_response({"error": body}, problem["status"], error.headers if isinstance(error, Problem) else None)
+    return json_response({"error": body}, problem["status"], headers_of(error))
 
 
 # -- conversations ----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ _PROBLEM: Final = {
     },
     "required": ["type", "title", "status", "detail", "code"],
 }
+_HEAD: Final = TEXT | {"minLength": 1, "pattern": '^"[0-9a-f]{24}"$'}
 _JOB: Final = {
     "type": "object",
     "properties": {
@@ -81,11 +82,12 @@ def _described(operation: Operation, method: str, path: str) -> dict[str, Any]:
     }
     if method in ("GET", "DELETE"):
         parameters += [_parameter(name, "query", operation, required=name in required) for name in rest]
-    elif rest:
+    elif rest:  # null means absent
+        rest = {name: each if name in required else optional(each) for name, each in rest.items()}
         body = {"type": "object", "properties": rest, "required": required, "additionalProperties": False}
         described["requestBody"] = {"required": bool(required), "content": {"application/json": {"schema": body}}}
     if "expect" in rest and operation.effect is not Effect.READ:
-        parameters.append({"name": "If-Match", "in": "header", "schema": TEXT, "description": "The expected head."})
+        parameters.append({"name": "If-Match", "in": "header", "schema": _HEAD, "description": "The expected head."})
     return {**described, "parameters": parameters}
 
 

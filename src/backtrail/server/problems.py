@@ -25,7 +25,7 @@ _TITLES: Final = {
     403: "This is not allowed",
     404: "There is no such thing",
     405: "The method is not allowed",
-    409: "Another writer was first",
+    409: "This cannot be done",
     413: "The request is too large",
     415: "The request is not JSON",
     421: "The server has another name",
@@ -75,11 +75,14 @@ def details(error: Exception) -> dict[str, Any]:
     return problem
 
 
+def headers_of(error: Exception) -> dict[str, str]:
+    """Return the headers that a response to an error needs."""
+    if not isinstance(error, Problem):
+        return {}
+    return {**error.headers, **({"WWW-Authenticate": 'Bearer realm="backtrail"'} if error.status == 401 else {})}  # noqa: PLR2004
+
+
 def problem_response(error: Exception) -> Response:
     """Return an error as a response."""
     problem = details(error)
-    headers = dict(error.headers) if isinstance(error, Problem) else {}
-    if problem["status"] == 401:  # noqa: PLR2004 - a status
-        headers["WWW-Authenticate"] = 'Bearer realm="backtrail"'
-    body = json.dumps(problem)
-    return Response(body, problem["status"], headers, media_type="application/problem+json")
+    return Response(json.dumps(problem), problem["status"], headers_of(error), media_type="application/problem+json")

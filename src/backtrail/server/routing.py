@@ -54,18 +54,19 @@ class Router:
     """Finds routes. Of two routes that match, the one with fewer braces wins."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._routes = sorted(routes, key=lambda route: route.path.count("{"))
+        ordered = sorted(routes, key=lambda route: route.path.count("{"))
+        self._routes = [(route, route.method, route.segments) for route in ordered]
 
     def match(self, method: str, segments: tuple[str, ...]) -> Match | set[str]:
         """Return the route of a request, or the methods that its path has; none if there is no such path."""
         allowed: set[str] = set()
-        for route in self._routes:
-            params = _params(route.segments, segments)
+        for route, has, wanted in self._routes:
+            params = _params(wanted, segments)
             if params is None:
                 continue
-            if method == route.method or (method == "HEAD" and route.method == "GET"):
+            if method == has or (method == "HEAD" and has == "GET"):
                 return Match(route, params)
-            allowed |= {route.method, "HEAD"} if route.method == "GET" else {route.method}
+            allowed |= {has, "HEAD"} if has == "GET" else {has}
         return allowed
 
 
@@ -87,7 +88,7 @@ def segments_of(scope: Scope) -> tuple[str, ...] | None:
     """Return the decoded segments of a request's path below the mount; None if they are not UTF-8."""
     path, raw = scope["path"], scope.get("raw_path") or b""
     text = raw.decode("latin-1")
-    if unquote(text) != path:  # no raw path, or a proxy has changed the path
+    if path not in (unquote(text), unquote(unquote(text))):  # no raw path, or a middleware has changed the path
         text = quote(path)
     root = scope.get("root_path", "").rstrip("/")
     parts = text.split("/")[1 + root.count("/") :] if root and path.startswith(root) else text.split("/")[1:]

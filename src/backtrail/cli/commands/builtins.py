@@ -22,11 +22,13 @@ _WRITES: Final = ("agent_save", "conversation_save")
         "backtrail call",
         "backtrail call persistence_stats",
         """backtrail call conversation_list '{"agent_id": "planner"}' --jsonl""",
+        "backtrail call agent_list --agent cook --jsonl",
     )
 )
 @click.argument("builtin", required=False)
 @click.argument("arguments", required=False, default="{}", metavar="[JSON]")
-def call(session: Invocation, *, out: Output, builtin: str | None, arguments: str) -> None:
+@click.option("--agent", "agents", multiple=True, metavar="ID", help="Only the things of this agent exist; repeatable.")
+def call(session: Invocation, *, out: Output, builtin: str | None, arguments: str, agents: tuple[str, ...]) -> None:
     """Call a builtin with JSON, or list the builtins.
 
     JSON is the object of its arguments, or - for stdin. Prints the answer.
@@ -47,7 +49,7 @@ def call(session: Invocation, *, out: Output, builtin: str | None, arguments: st
         with in_memory() as store:
             builtins.call(store, builtin, given, destructive=True)  # an error must not create a store
     with session.write(create=builtin in _WRITES) as store:
-        answer = builtins.call(store, builtin, given, destructive=True)
+        answer = builtins.call(store.scoped(agents) if agents else store, builtin, given, destructive=True)
     out.value(answer)
 
 

@@ -49,9 +49,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from backtrail.checkpoint import Checkpoint
-    from backtrail.cli.graph import GraphNode, GraphSigns
+    from backtrail.cli.graph import GraphSigns
     from backtrail.cli.output import Output
     from backtrail.cli.parameters import Invocation, LocatedThread
+    from backtrail.engine.graph import GraphNode
     from backtrail.models import Change, Hit, ThreadInfo
     from backtrail.store import Store
 
@@ -176,18 +177,11 @@ def _graph(
 
 
 def _nodes(located: LocatedThread, shown: list[Checkpoint[Any]], seen: set[str], *, more: bool) -> list[GraphNode]:
-    """Return the nodes of the graph. The next checkpoint in view replaces a pruned parent."""
-    from backtrail.cli.graph import GraphNode
+    from backtrail.engine.graph import GraphNode, connected
 
-    here = {each.id for each in shown}
-    nodes, below = [], None
-    for each in reversed(shown):
-        parent = each.parent_id
-        if parent not in here:
-            parent = below if each.id in seen and below is not None else parent if more else None
-        nodes.append(GraphNode(each.id, parent, each.id in seen, located.is_head(each)))
-        below = each.id if each.id in seen else below
-    return nodes[::-1]
+    return connected(
+        [GraphNode(each.id, each.parent_id, each.id in seen, located.is_head(each)) for each in shown], more=more
+    )
 
 
 def _forks(store: Store, located: LocatedThread, shown: list[Checkpoint[Any]]) -> dict[str, list[ThreadInfo]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -154,7 +155,8 @@ def _serve(
         if dry_run:
             announce(_link(host, port), app.token)
         else:
-            _Announcing(config, lambda link: announce(link, app.token)).run()
+            with suppress(KeyboardInterrupt):
+                _Announcing(config, lambda link: announce(link, app.token)).run()
     finally:
         app.close()
 

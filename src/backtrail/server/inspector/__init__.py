@@ -1,4 +1,8 @@
-"""The inspector: pages that show a store. HTML from templates, a little JavaScript, nothing from elsewhere."""
+"""The inspector: pages that show a store. HTML from templates, a little JavaScript, nothing from elsewhere.
+
+Each module has the pages of one subject: it calls operations of the table and hands their JSON to a template. `part` in
+a query asks for a part of a page, which JavaScript puts into the page that is there.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
+from backtrail.server.inspector import agents, changes, conversations, overview, runs, storage, text, threads
 from backtrail.server.problems import Problem
 from backtrail.server.routing import Route
 
@@ -24,8 +29,16 @@ _NO_PAGES: Final = ("api", "v1", "events", "static")
 
 def environment() -> Environment:
     """Return the templates. Every value is escaped: stored text is only text."""
-    loader = PackageLoader("backtrail.server.inspector", "templates")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=PackageLoader("backtrail.server.inspector", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=text.visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= text.FILTERS
+    return made
 
 
 def speaks(segments: tuple[str, ...], request: Request) -> bool:
@@ -46,13 +59,13 @@ async def static(ctx: Context) -> Response:
     return Response(body, 200, headers, media_type=_TYPES[path.suffix])
 
 
-async def overview(ctx: Context) -> Response:
-    """Return the first page."""
-    threads = await ctx.call("thread_list", limit=50)
-    return ctx.page("overview.html", threads=threads["threads"])
-
-
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("GET /", overview),
+    *overview.ROUTES,
+    *threads.ROUTES,
+    *conversations.ROUTES,
+    *runs.ROUTES,
+    *agents.ROUTES,
+    *storage.ROUTES,
+    *changes.ROUTES,
     Route("GET /static/{name}", static, public=True),
 )
