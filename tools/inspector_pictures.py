@@ -47,6 +47,7 @@ def main() -> None:
                 browser.size(1200, 720)
                 browser.scheme("light")
                 browser.sign_in(address)
+                browser.open("/")
                 taken(browser, "activity")
                 browser.open("/threads/thread/trip-planner")
                 taken(browser, "thread")

@@ -353,7 +353,7 @@ def test_malformed_key_is_refused_by_every_call(store, key):
 
 def test_other_bad_arguments_are_refused(store):
     sessions = BacktrailSessionStore(store)
-    with pytest.raises(Invalid, match="entries are a list"):
+    with pytest.raises(Invalid, match="entries must be a list"):
         asyncio.run(sessions.append(KEY, said("x")))
     with pytest.raises(Invalid, match="subpath"):
         asyncio.run(sessions.list_subkeys(SUB))

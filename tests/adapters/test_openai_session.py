@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail import Attachment, Conversation, Corrupt, Invalid, Message, NotFound, ToolCall, aio
 from backtrail.adapters.openai import BacktrailSession
-from backtrail.conversations.items import FORMAT, items_of, message_of
+from backtrail.adapters.openai.items import message_of
+from backtrail.conversations.items import FORMAT, items_of
 from backtrail.validation import to_data
 from tests.conformance.base import chunks_read
 from tests.support.exact import same

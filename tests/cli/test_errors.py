@@ -49,9 +49,11 @@ LINES = {
     "export": "export all",
     "import": "import notes.json",
     "call": "call persistence_stats",
+    "serve": "serve --dry-run",
+    "mcp": "mcp --dry-run",
 }
 WITHOUT_STORE = {"where", "copy", "restore-backup"}  # they take a URL and open nothing, or name both
-MAKES = {"save", "import"}
+MAKES = {"save", "import", "mcp"}
 NAMES_A_THREAD = {"log", "show", "diff", "fork", "rewind", "undo", "redo", "tag", "delete"}
 NAMES_A_CHECKPOINT = {"show", "diff", "fork", "rewind", "tag", "delete"}
 

@@ -171,7 +171,7 @@ def test_gc_frees_deleted_space(trip_store):
 
 
 def test_verify_reports_no_damage(trip_store):
-    assert good("verify").out == "7 threads, 15 states read: no damage\n"
+    assert good("verify").out == "7 threads, 12 states read: no damage\n"
     assert good("verify", "--json").json["ok"] is True
 
 
@@ -272,12 +272,12 @@ def test_verify_uses_the_singular(trip_store):
 
 
 def test_repair_of_a_sound_store_does_not_ask(trip_store):
-    assert good("verify", "--repair").out == "7 threads, 15 states read: no damage\n"
+    assert good("verify", "--repair").out == "7 threads, 12 states read: no damage\n"
 
 
 def test_verify_resume_warns_and_reads_everything(trip_store):
     done = good("verify", "--resume")
-    assert done.out == "7 threads, 15 states read: no damage\n"
+    assert done.out == "7 threads, 12 states read: no damage\n"
     assert done.err == "warning: --resume is deprecated: verify reads everything\n"
 
 
@@ -397,7 +397,7 @@ def test_diverged_thread_is_a_conflict(trip_store):
 
 
 def test_copy_copies_and_compares(trip_store, tmp_path):
-    assert good("copy", docs.URL, f"file://{tmp_path}/dir", "--json").json["checkpoints"] == 16
+    assert good("copy", docs.URL, f"file://{tmp_path}/dir", "--json").json["checkpoints"] == 13
     assert good("log", "trip", "--store", f"file://{tmp_path}/dir", "--jsonl").out == good("log", "trip", "--jsonl").out
     bad(3, "copy", "sqlite:///missing.db", "new.db")
     bad(2, "copy", "nothing://x", "new.db")

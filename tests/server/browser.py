@@ -51,7 +51,13 @@ class Browser:
         for each in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
             options.add_argument(f"--{each}")
         # What the browser itself would ask of the network.
-        for each in ("no-first-run", "disable-background-networking", "disable-component-update", "disable-sync"):
+        for each in (
+            "no-first-run",
+            "disable-background-networking",
+            "disable-component-update",
+            "disable-sync",
+            "disable-extensions",
+        ):
             options.add_argument(f"--{each}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
@@ -63,7 +69,7 @@ class Browser:
     def sign_in(self, address):
         """Open the link with the token."""
         self.address = address
-        self.open(f"/?token={TOKEN}")
+        self.open(f"/search?token={TOKEN}")
 
     def open(self, path):
         """Open a page, and wait for its scripts."""
@@ -122,7 +128,7 @@ class Browser:
                 return value
             if time.monotonic() > end:
                 raise AssertionError(f"did not happen within {seconds} s, on {self.path}:\n{self.text()[:2000]}")
-            time.sleep(0.03)
+            time.sleep(0.05)
 
     def read_logs(self):
         """Collect the messages of the console, and the requests."""

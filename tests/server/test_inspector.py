@@ -174,6 +174,15 @@ def test_filters_narrow_the_activity(client):
     assert ">notes<" not in client.get("/?agent=support").text
 
 
+def test_older_pages_of_the_activity_have_titles(store, client):
+    for number in range(60):
+        store.conversations.save(Conversation("support", id=f"c{number}", title=f"title of {number}", messages=[]))
+    page = client.get("/?kind=conversation").text
+    assert "title of 59" in page
+    (older,) = re.findall(r'<a href="([^"]*cursor=[^"]*)">Older', page)
+    assert "title of 5 " in client.get(unescape(older)).text
+
+
 # -- the graph --------------------------------------------------------------------------------------------
 
 

@@ -114,6 +114,8 @@ def commands(text):
         ["search", "nothing here"],
         ["stats"],
         ["where"],
+        ["serve", "--dry-run", "--token", "a-secret-token"],
+        ["mcp", "--dry-run"],
         ["save", trip, "new.json"],
         ["save", text("begun"), "new.json"],
         ["save", trip, "new.json", "--append", text("nowhere")],

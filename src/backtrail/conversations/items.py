@@ -1,8 +1,7 @@
-"""Conversion between items of the Responses API and messages of a conversation.
+"""Messages of a conversation as items of the Responses API.
 
-A message keeps its item unchanged in `raw`, and a session returns exactly that. The other fields of the message are
-derived from the item, for search, titles and listings. A field that cannot be derived is left out; no item is refused
-for it. A message from another source has no item; a session converts it to items.
+A message that was made from an item keeps it unchanged in `raw`: that is its item. A message from another source is
+converted to items.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from backtrail import validation
 from backtrail.conversations import convert
-from backtrail.conversations.models import Message, Role, from_raw
+from backtrail.conversations.models import Message, Role
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
@@ -21,27 +19,6 @@ if TYPE_CHECKING:
 Item: TypeAlias = dict[str, Any]
 FORMAT: Final = convert.RESPONSES
 """The `raw_format` of messages that hold an item."""
-
-
-# -- to messages --------------------------------------------------------------------------------------
-
-
-class NotJSON(Invalid, TypeError):  # noqa: N818 - named as its base is
-    """An item that JSON cannot hold exactly. It is a `TypeError`, too, as in the SDK's own sessions."""
-
-
-def message_of(item: Any, path: str) -> Message:
-    """Return an item as a message; `NotJSON` with the path of a value that JSON cannot hold."""
-    if not isinstance(item, dict):
-        raise NotJSON(f"{path} must be a dict, not {type(item).__name__}", code="invalid.value", path=path)
-    try:
-        raw = validation.json_value(item, path)
-    except Invalid as error:
-        raise NotJSON(str(error), code=error.code, path=error.path) from error
-    return from_raw(Message, raw, FORMAT, {})
-
-
-# -- to items -----------------------------------------------------------------------------------------
 
 
 def items_of(stored: Any, where: str) -> list[Item]:

@@ -68,7 +68,7 @@ LATEST: Final = 253_402_300_800_000_000
 
 _MOST: Final = 1 << 53
 """The limit for the columns of bytes and steps. It fits into the integers of every backend."""
-NO_EXTRA: Final = msgpack.pack([b"", None, None])
+_NO_EXTRA: Final = msgpack.pack([b"", None, None])
 """The `extra` of most checkpoints: no metadata."""
 
 
@@ -103,13 +103,13 @@ def seqs_of(uid: bytes, prefix: str) -> list[int]:
 def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> bytes:
     """Return a row's `extra`: encoded metadata, the ranges of a row that moves the head, a fork's origin."""
     if not metadata and ranges is None and origin is None:
-        return NO_EXTRA
+        return _NO_EXTRA
     return msgpack.pack([metadata, [list(pair) for pair in ranges] if ranges is not None else None, origin])
 
 
 def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
     """Return the encoded metadata, the ranges and the origin in a row's `extra`; `Corrupt` if they are damaged."""
-    if row.extra == NO_EXTRA:
+    if row.extra == _NO_EXTRA:
         return b"", None, None
     try:
         metadata, listed, origin = ormsgpack.unpackb(row.extra)

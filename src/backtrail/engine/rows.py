@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.backends.port import Row, new_tuple
 from backtrail.engine import log
@@ -23,6 +23,9 @@ class Meta(NamedTuple):
     metadata: bytes = b""
 
 
+_NO_EXTRA: Final = log.pack_extra(b"", None, None)
+
+
 def checkpoint(  # noqa: PLR0917 - by position: every write calls it
     tip: Tip | None, uid: bytes, tree: Tree, stored: Stored, meta: Meta, created_at: int
 ) -> Row:
@@ -38,7 +41,7 @@ def checkpoint(  # noqa: PLR0917 - by position: every write calls it
             if not stored.is_base:
                 base, depth = head.base, head.depth + 1
     root, size, op_id = tree.root, tree.size, os.urandom(log.OP_BYTES)
-    extra = log.pack_extra(metadata, None, None) if metadata else log.NO_EXTRA
+    extra = log.pack_extra(metadata, None, None) if metadata else _NO_EXTRA
     data = stored.payload
     columns = (
         seq, log.SAVE, parent, step, seq, undo, 0, view, base, depth,  # the head is this row, redo is none

@@ -88,6 +88,11 @@ class StoreServer(MCPServer[Any]):
 
     # -- tools ----------------------------------------------------------------------------------------
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tools of the store that this server has."""
+        return tuple(self._tools)
+
     async def list_tools(self) -> list[types.Tool]:
         """Return the tools of the store, and tools that a program has added."""
         return [*map(_described, self._tools.values()), *await super().list_tools()]

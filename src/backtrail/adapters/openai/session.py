@@ -18,8 +18,9 @@ from agents.run_state import RunState
 from backtrail.adapters.adapter_store import AdapterStore
 from backtrail.adapters.openai import turns
 from backtrail.adapters.openai.call_repair import awaited_calls, repair_of, unanswered_calls, with_outputs
+from backtrail.adapters.openai.items import message_of
 from backtrail.aio.blocks import called
-from backtrail.conversations.items import items_of, message_of
+from backtrail.conversations.items import items_of
 from backtrail.conversations.models import Role
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.validation import check_count, check_id, to_data

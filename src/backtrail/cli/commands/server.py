@@ -64,7 +64,7 @@ def serve(
         _serve(store, host, port, names, announce=announce, options=options, dry_run=dry_run)
 
 
-@command()
+@command(examples=("backtrail mcp --read-only --dry-run",))
 @click.argument("url", required=False, metavar="[STORE]")
 @click.option("--http", is_flag=True, help="Serve streamable HTTP at /mcp instead of standard input and output.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --http: the address to listen on.")
@@ -89,6 +89,7 @@ def serve(
     "--max-bytes", type=click.IntRange(1), default=1_000_000, show_default=True, help="Of a call's arguments."
 )
 @click.option("--max-calls", type=click.IntRange(1), help="The most calls in a minute. Default: no limit.")
+@click.option("--dry-run", is_flag=True, help="Check the options and the store, print the tools, and end.")
 def mcp(
     session: Invocation,
     *,
@@ -103,6 +104,7 @@ def mcp(
     allow_destructive: bool,
     max_bytes: int,
     max_calls: int | None,
+    dry_run: bool,
 ) -> None:
     """Serve a store to MCP clients: coding agents and desktop assistants.
 
@@ -120,7 +122,13 @@ def mcp(
         raise Failure(f"mcp needs {error.name}: `pip install 'backtrail[mcp]'`") from error
     limits: dict[str, Any] = {"destructive": allow_destructive, "max_bytes": max_bytes, "max_calls": max_calls}
     with searchable(session) if read_only else session.write(create=True) as store:
-        if http:
+        if dry_run:
+            made = server(store, scope=agents or None, read_only=read_only, **limits)
+            if out.human:
+                click.echo("\n".join(made.names))
+            else:
+                out.value([*made.names])
+        elif http:
             options = {"write": not read_only, "tokens": tokens, "scope": agents or None, "mcp": limits}
             _serve(store, host, port, (), announce=partial(_announce_mcp, out), options=options)
         else:

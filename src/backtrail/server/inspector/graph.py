@@ -79,18 +79,18 @@ def below(store: Store, kind: str, thread_id: str, before: str, lanes: str) -> W
 
 def _above(store: Store, kind: str, thread: Thread[Any], checkpoint: str, rows: int) -> Window:
     """Return the window that begins some rows above a checkpoint; the newest window if it is not in this thread."""
-    newer: list[Checkpoint[Any]] = []
+    newer: list[tuple[str, str | None]] = []
     for each in thread.history(everything=True, newest_first=True):
         if each.id == checkpoint:
             break
-        newer.append(each)
+        newer.append((each.id, each.parent_id))
     else:
         newer.clear()
     start = max(len(newer) - rows, 0)
     lanes = _lanes(thread)
     for _ in lanes.rows(_nodes(thread, newer[:start], None)):
         pass
-    return _window(store, kind, thread, lanes, before=newer[start - 1].id if start else None, over=start)
+    return _window(store, kind, thread, lanes, before=newer[start - 1][0] if start else None, over=start)
 
 
 def _window(
@@ -99,7 +99,8 @@ def _window(
     found = [*thread.history(everything=True, newest_first=True, before=before, limit=WINDOW + 1)]
     found, more = found[:WINDOW], len(found) > WINDOW
     forks = _forks(store, kind, thread.id)
-    drawn = zip([*lanes.rows(_nodes(thread, found, before))], found, strict=True)
+    ids = [(each.id, each.parent_id) for each in found]
+    drawn = zip([*lanes.rows(_nodes(thread, ids, before))], found, strict=True)
     rows = [_row(row, checkpoint, forks.get(checkpoint.id, [])) for row, checkpoint in drawn]
     width = max((row["width"] for row in rows), default=0)
     older = {"before": rows[-1]["id"], "lanes": _text(lanes)} if more else None
@@ -115,16 +116,19 @@ def _lanes(thread: Thread[Any]) -> Lanes:
     return Lanes(None if head is None else head.id)
 
 
-def _nodes(thread: Thread[Any], checkpoints: list[Checkpoint[Any]], before: str | None) -> Iterator[GraphNode]:
-    """Give the nodes of checkpoints below `before`. The next checkpoint in view replaces a pruned parent."""
-    here = {each.id for each in checkpoints}
+def _nodes(thread: Thread[Any], ids: list[tuple[str, str | None]], before: str | None) -> Iterator[GraphNode]:
+    """Give the nodes of checkpoints below `before`, given their ids and those of their parents.
+
+    The next checkpoint in view replaces a pruned parent.
+    """
+    here = {checkpoint_id for checkpoint_id, _ in ids}
     head = thread.latest()
     expected = _in_view(thread, before)
-    for each in checkpoints:
-        parent, in_view = each.parent_id, each.id == expected
+    for checkpoint_id, parent_id in ids:
+        parent, in_view = parent_id, checkpoint_id == expected
         if in_view:
-            parent = expected = parent if parent in here else _in_view(thread, each.id)
-        yield GraphNode(each.id, parent, in_view, head is not None and each.id == head.id)
+            parent = expected = parent if parent in here else _in_view(thread, checkpoint_id)
+        yield GraphNode(checkpoint_id, parent, in_view, head is not None and checkpoint_id == head.id)
 
 
 def _in_view(thread: Thread[Any], before: str | None) -> str | None:

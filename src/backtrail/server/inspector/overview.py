@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
+from backtrail.errors import Error
+from backtrail.operations import TABLE
 from backtrail.operations.threads import KINDS
 from backtrail.runs.strategies import RunState
 from backtrail.server.routing import Route
@@ -13,15 +15,18 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from backtrail.server.context import Context
+    from backtrail.store import Store
 
 _SHOWN: Final = 50
+_WAITING: Final = 20
+"""Runs of each status that may need a person."""
 _TIMES: Final = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1), "7d": dt.timedelta(days=7)}
-_LISTS: Final = {
-    "conversation": ("conversation_list", "conversations", "conversation_id"),
-    "run": ("run_list", "runs", "run_id"),
-    "agent": ("agent_list", "agents", "agent_id"),
+_DETAILS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    "conversation": ("conversation_load", "conversation_id", {"messages": 0}),
+    "run": ("run_status", "run_id", {}),
+    "agent": ("agent_load", "agent_id", {}),
 }
-"""Per kind: the operation that lists more than the thread, the name of its list, and of the id."""
+"""Per kind: the operation that tells more than the thread, the name of the id, and further arguments."""
 
 
 async def overview(ctx: Context) -> Response:
@@ -34,13 +39,19 @@ async def overview(ctx: Context) -> Response:
     agent = query.get("agent") or None
     since = _TIMES.get(query.get("since", ""))
     start = (dt.datetime.now(dt.UTC) - since).isoformat() if since else ""
-    entries: list[dict[str, Any]] = []
-    cursor = None
-    for each in (kind,) if kind else KINDS:
-        found, cursor = await _entries(ctx, each, agent, status, query.get("cursor") if kind else None)
-        entries += found
-    entries.sort(key=lambda entry: entry["updated_at"], reverse=True)
-    entries = [entry for entry in entries if entry["updated_at"] >= start][: _SHOWN * 2 if kind else _SHOWN]
+    cursor = query.get("cursor") if kind else None
+    page: dict[str, Any] = {}
+    if kind == "run":
+        page = await ctx.call("run_list", agent_id=agent, status=status, limit=_SHOWN, cursor=cursor)
+        entries = [await ctx.run(_run_entry, ctx.store, run) for run in page["runs"]]
+    else:
+        entries = []
+        for each in (kind,) if kind else KINDS:
+            page = await ctx.call("thread_list", kind=each, agent_id=agent, limit=_SHOWN, cursor=cursor)
+            entries += page["threads"]
+        entries = sorted(entries, key=lambda entry: entry["updated_at"], reverse=True)[:_SHOWN]
+        entries = [await ctx.run(_detailed, ctx.store, entry) for entry in entries]
+    entries = [entry for entry in entries if entry["updated_at"] >= start]
     return ctx.page(
         "overview.html",
         entries=entries,
@@ -50,27 +61,25 @@ async def overview(ctx: Context) -> Response:
         statuses=[*RunState],
         times=[*_TIMES],
         query={"kind": kind, "status": status, "agent": agent, "since": query.get("since")},
-        cursor=cursor if kind else None,
+        cursor=page["next_cursor"] if kind else None,
     )
 
 
-async def _entries(
-    ctx: Context, kind: str, agent: str | None, status: str | None, cursor: str | None
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Return threads of one kind with what is known of their conversations, runs or agents."""
-    page = await ctx.call("thread_list", kind=kind, agent_id=agent, limit=_SHOWN, cursor=cursor)
-    more: dict[str, dict[str, Any]] = {}
-    if kind in _LISTS:
-        operation, name, key = _LISTS[kind]
-        wanted = {} if kind == "agent" else {"agent_id": agent}
-        if kind == "run":
-            wanted["status"] = status
-        listed = await ctx.call(operation, limit=100, **wanted)
-        more = {each[key]: each for each in listed[name]}
-    entries = [{**more.get(each["thread_id"], {}), **each} for each in page["threads"]]
-    if status is not None:
-        entries = [each for each in entries if each.get("status") == status]
-    return entries, page["next_cursor"]
+def _run_entry(store: Store, run: dict[str, Any]) -> dict[str, Any]:
+    info = store.info(run["run_id"], kind="run")
+    updated = run["created_at"] if info is None else info.updated_at.isoformat()
+    return {**run, "kind": "run", "thread_id": run["run_id"], "updated_at": updated, "forked_from": None}
+
+
+def _detailed(store: Store, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry with what is known of its conversation, run or agent."""
+    if entry["kind"] not in _DETAILS:
+        return entry
+    operation, name, more = _DETAILS[entry["kind"]]
+    try:
+        return {**TABLE[operation](store, {name: entry["thread_id"], **more}), **entry}
+    except Error:  # damaged, or just deleted
+        return entry
 
 
 async def _attention(ctx: Context, agent: str | None) -> list[dict[str, Any]]:
@@ -78,7 +87,7 @@ async def _attention(ctx: Context, agent: str | None) -> list[dict[str, Any]]:
     found = []
     now = dt.datetime.now(dt.UTC).isoformat()
     for status in (RunState.IN_PROGRESS, RunState.HALTED):
-        for run in (await ctx.call("run_list", agent_id=agent, status=status, limit=100))["runs"]:
+        for run in (await ctx.call("run_list", agent_id=agent, status=status, limit=_WAITING))["runs"]:
             idle = run["lease_until"] is None or run["lease_until"] < now
             reason = "waits" if status == RunState.HALTED else "interrupted" if idle else None
             why = "in doubt" if run["in_doubt"] else reason

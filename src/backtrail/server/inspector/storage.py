@@ -20,6 +20,8 @@ _THREADS: Final = 100
 """Threads of each kind whose bytes are counted."""
 _CHECKPOINTS: Final = 2_000
 """The newest checkpoints of a thread that are counted."""
+_ALL: Final = 20_000
+"""The checkpoints of a kind of threads that are counted."""
 _COUNTS: Final = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "older_than", "idle_days")
 _DAY: Final = 86_400
 
@@ -60,15 +62,27 @@ async def threads(ctx: Context) -> Response:
 def _usage(store: Store) -> list[dict[str, Any]]:
     found = []
     for kind in KINDS:
+        left = _ALL
         for info in store.threads(kind=kind, limit=_THREADS):
             stored = whole = count = 0
+            most = min(_CHECKPOINTS, left)
             try:
-                newest = handle(store, kind, info.id).history(everything=True, newest_first=True, limit=_CHECKPOINTS)
+                newest = handle(store, kind, info.id).history(everything=True, newest_first=True, limit=most)
                 for each in newest:
                     stored, whole, count = stored + each.stored, whole + each.size, count + 1
             except Error:  # damaged: verification names it
                 continue
-            found.append({"kind": kind, "id": info.id, "stored": stored, "whole": whole, "checkpoints": count})
+            left -= count
+            found.append(
+                {
+                    "kind": kind,
+                    "id": info.id,
+                    "stored": stored,
+                    "whole": whole,
+                    "checkpoints": count,
+                    "cut": count == most,
+                }
+            )
     return sorted(found, key=lambda each: each["stored"], reverse=True)
 
 
