@@ -106,7 +106,7 @@ def mcp(
     max_calls: int | None,
     dry_run: bool,
 ) -> None:
-    """Serve a store to MCP clients: coding agents and desktop assistants.
+    """Serve a store to coding agents and assistants by MCP.
 
     STORE is a URL, as for --store. The client starts this command and talks to it over standard input and output.
     With --http it is a server of its own, which prints its link and a random token.
