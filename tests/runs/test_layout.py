@@ -306,3 +306,20 @@ def test_takeover_misses_no_checkpoint_that_comes_while_it_reads_the_run(store, 
             assert new.tool("late", lambda n: pytest.fail("the call is repeated"), -7, policy="pure") == 7
             break
     assert new.status.name == "completed"
+
+
+def test_checkpoint_tells_types_apart_that_marshal_does_not(store):
+    with store.run("s") as run:
+        for _ in run.iterations():
+            for value in (b"ab", bytearray(b"ab"), b"ab", True, 1, 1.0):
+                run.state["x"] = value
+                run.tool("look", abs, -1, policy="pure")
+                kept = stored(store, "run")["state"]["x"]
+                assert (kept, type(kept)) == (value, type(value))
+            run.state["x"] = b"ab"
+            run.tool("look", abs, -1, policy="pure")
+            run.state["x"] = memoryview(b"ab")
+            with pytest.raises(backtrail.Invalid, match="memoryview"):
+                run.tool("look", abs, -1, policy="pure")
+            run.state["x"] = b"ab"
+            break
