@@ -323,3 +323,19 @@ def test_checkpoint_tells_types_apart_that_marshal_does_not(store):
                 run.tool("look", abs, -1, policy="pure")
             run.state["x"] = b"ab"
             break
+
+
+@pytest.mark.parametrize("looping", [False, True])
+def test_export_of_a_run_with_a_settled_call_can_be_imported(store, tmp_path, looping):
+    def begin(run, fn):
+        for _ in run.iterations() if looping else [0]:
+            return run.tool("pay", fn)
+
+    with suppress(KeyboardInterrupt), store.run("s") as run:
+        begin(run, interrupt)
+    store.runs.settle("s", store.runs.load("s").in_doubt[0].id, result="paid")
+    store.export(tmp_path / "runs.export")
+    with backtrail.open("memory://") as other:
+        other.import_(tmp_path / "runs.export")
+        with other.run("s") as run:
+            assert begin(run, lambda: pytest.fail("the call is repeated")) == "paid"
