@@ -126,8 +126,9 @@ class Recorder:
         """Write the queued entries, then `entries`, with `fields` of the journal and a checkpoint, in one commit.
 
         Return the checkpoint, None without `show`. A checkpoint has the entries in it: the journal gets a row only if
-        its fields change, or with the first checkpoint, for a worker that found no thread to rely on. A status means that the worker leaves the run before its end: then the journal gets all that
-        the run needs to resume, so that a run without a worker needs none of its checkpoints.
+        its fields change, or with the first checkpoint, before which a new worker has no thread to rely on. A status
+        means that the worker leaves the run before its end: then the journal gets all that the run needs to resume, so
+        that a run without a worker needs none of its checkpoints.
         """
         pending = run.pending(entries)
         items, given = pending.items, {**(fields or {}), **self.delivery.fields()}
