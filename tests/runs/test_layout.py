@@ -7,6 +7,8 @@ import pytest
 
 import backtrail
 from backtrail import AfterToolCall, EveryN, Message, Never
+from backtrail.runs.recorder import JournalThread
+from backtrail.transaction import acting
 from tests.conformance.repair import payload
 
 
@@ -119,6 +121,7 @@ def interrupt():
 
 def test_call_with_checkpoint_writes_two_rows_and_a_pure_one_writes_one(store):
     with store.run("s") as run:
+        run.tool("first", abs, -1)  # the first checkpoint also writes to the journal
         for number in run.iterations():
             for policy, rows in (("ask", 2), ("pure", 1)):
                 before = store._backend.usage().rows
@@ -275,3 +278,65 @@ def test_old_rows_of_a_journal_are_hidden_when_its_worker_leaves(store, strategy
         with suppress(Cut):
             work(store, strategy, cut=cut)
         assert len(list(backtrail.Thread(store._engine, "journal", "s").history(everything=True))) == 1
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_takeover_misses_no_checkpoint_that_comes_while_it_reads_the_run(store, monkeypatch, earlier):
+    """The former worker writes a checkpoint after the new one has read the checkpoints, and before it has the lease."""
+    old = store.run("s").__enter__()
+    steps = old.iterations()
+    next(steps)
+    for number in range(earlier):
+        old.tool("before", abs, -number, policy="pure")
+    read = JournalThread.point
+
+    def point(self, session, **options):
+        found = read(self, session, **options)
+        monkeypatch.setattr(JournalThread, "point", read)
+        before, acting.caller = acting.caller, None
+        old.tool("late", abs, -7, policy="pure")
+        acting.caller = before
+        return found
+
+    monkeypatch.setattr(JournalThread, "point", point)
+    with store.run("s", takeover=True) as new:
+        for _ in new.iterations():
+            for number in range(earlier):
+                assert new.tool("before", abs, -number, policy="pure") == number
+            assert new.tool("late", lambda n: pytest.fail("the call is repeated"), -7, policy="pure") == 7
+            break
+    assert new.status.name == "completed"
+
+
+def test_checkpoint_tells_types_apart_that_marshal_does_not(store):
+    with store.run("s") as run:
+        for _ in run.iterations():
+            for value in (b"ab", bytearray(b"ab"), b"ab", True, 1, 1.0):
+                run.state["x"] = value
+                run.tool("look", abs, -1, policy="pure")
+                kept = stored(store, "run")["state"]["x"]
+                assert (kept, type(kept)) == (value, type(value))
+            run.state["x"] = b"ab"
+            run.tool("look", abs, -1, policy="pure")
+            run.state["x"] = memoryview(b"ab")
+            with pytest.raises(backtrail.Invalid, match="memoryview"):
+                run.tool("look", abs, -1, policy="pure")
+            run.state["x"] = b"ab"
+            break
+
+
+@pytest.mark.parametrize("looping", [False, True])
+def test_export_of_a_run_with_a_settled_call_can_be_imported(store, tmp_path, looping):
+    def begin(run, fn):
+        if looping:
+            next(run.iterations())
+        return run.tool("pay", fn)
+
+    with suppress(KeyboardInterrupt), store.run("s") as run:
+        begin(run, interrupt)
+    store.runs.settle("s", store.runs.load("s").in_doubt[0].id, result="paid")
+    store.export(tmp_path / "runs.export")
+    with backtrail.open("memory://") as other:
+        other.import_(tmp_path / "runs.export")
+        with other.run("s") as run:
+            assert begin(run, lambda: pytest.fail("the call is repeated")) == "paid"

@@ -276,9 +276,13 @@ def checkpoint_of(data: Mapping[str, Any]) -> int:
 
 def check_entries(data: Mapping[str, Any]) -> None:
     """Raise `Corrupt` if entries of a stored journal are damaged. The rest may depend on the journal's checkpoint."""
-    Journal(data["zero"])
-    if not checkpoint_of(data):
-        Journal(entries_of(data)[data.get("ended", (0, 0))[0] :])
+    zero: list[Any] = data["zero"]
+    entries: list[Any] = [] if checkpoint_of(data) else entries_of(data)[data.get("ended", (0, 0))[0] :]
+    if iteration_of(data):
+        Journal(zero)
+        Journal(entries)
+    else:  # the entries continue those in `zero`
+        Journal([*zero, *entries])
 
 
 def is_seen(state: Any) -> bool:

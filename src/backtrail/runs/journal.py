@@ -12,7 +12,6 @@ This module neither reads nor writes a store.
 from __future__ import annotations
 
 import datetime as dt
-import marshal
 import threading
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from backtrail.conversations.models import Message
 from backtrail.engine import journal
 from backtrail.engine.journal import LISTS, Journal
+from backtrail.engine.tree.encode import Packer
 from backtrail.errors import Corrupt, Invalid
 from backtrail.models import MISSING
 from backtrail.runs.strategies import RunState, RunStatus, as_record
@@ -385,7 +385,7 @@ class RunJournal:
             lists,
             pending.lengths,
             state,
-            _bytes_of(state),
+            Packer(self._values.exact).fast(state),
             zero,
             calls,
             past,
@@ -436,14 +436,6 @@ class Picture(NamedTuple):
         zero, entries = self.short(self.zero, records), self.short(self.calls, records)
         journaled = {"zero": zero, "entries": entries, "begun": self.begun, "past": list(self.past)}
         return {**self.lasting, **self.fields, **lists, "state": self.state, "journal": journaled}
-
-
-def _bytes_of(state: Any) -> bytes | None:
-    """Return bytes that tell a state of Python's own types from any other; None if it has other types."""
-    try:
-        return marshal.dumps(state, 2)  # since version 3, equal values may have different bytes
-    except ValueError:
-        return None
 
 
 class _Span(dict[str, list[int]]):

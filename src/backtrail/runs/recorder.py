@@ -126,12 +126,14 @@ class Recorder:
         """Write the queued entries, then `entries`, with `fields` of the journal and a checkpoint, in one commit.
 
         Return the checkpoint, None without `show`. A checkpoint has the entries in it: the journal gets a row only if
-        its fields change. A status means that the worker leaves the run before its end: then the journal gets all that
-        the run needs to resume, so that a run without a worker needs none of its checkpoints.
+        its fields change, or with the first checkpoint, before which a new worker has no thread to rely on. A status
+        means that the worker leaves the run before its end: then the journal gets all that the run needs to resume, so
+        that a run without a worker needs none of its checkpoints.
         """
         pending = run.pending(entries)
         items, given = pending.items, {**(fields or {}), **self.delivery.fields()}
         made: Checkpoint[Any] | None = None
+        is_first = show is not None and not self.last
 
         def write(session: Session) -> None:
             nonlocal made
@@ -141,14 +143,14 @@ class Recorder:
             if "status" in given and (show is not None or self.journal.place.checkpoint):
                 point = run.point(pending, self.journal.began_with(session))
                 self.journal.put_whole(session, {**self.journal.fields, **point, "at": self.last, **given})
-            elif given or (items and show is None):
+            elif given or is_first or (items and show is None):
                 self.journal.extend(session, () if show else items, given, self.checkpoints.last)
             if "status" in given:
                 self.journal.hide_older(session)
 
         with self.uninterrupted():
             if items or given or show:
-                several = "status" in given or (show is not None and bool(given))
+                several = "status" in given or is_first or (show is not None and bool(given))
                 self.write(write, several=several or self.delivery.is_due(items))
                 self.delivery.sent()
             run.wrote(items, entries)
@@ -693,6 +695,12 @@ class CheckpointThread(Handle[Any]):
         """Return the seq of the newest row, including rewinds and undos; 0 if there is none."""
         tip = session.reader.tip(SPACE, self.id)
         return 0 if tip is None else tip.newest.seq
+
+    def rely_on_newest(self, session: Session) -> None:
+        """Make the end of the transaction fail if another worker adds a checkpoint, or a user moves the run."""
+        tip = session.reader.tip(SPACE, self.id)
+        if tip is not None and session.overlay is not None:
+            session.overlay.rely_on(tip.record.no, tip.newest.seq)
 
     def forget(self) -> None:
         """Forget the last checkpoint, so that the next one is written whole."""

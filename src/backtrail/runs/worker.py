@@ -124,6 +124,7 @@ class Worker:
         A completed run gets no lease.
         """
         thread = self.recorder.journal
+        self.recorder.checkpoints.rely_on_newest(session)  # a former worker may write one until the lease is written
         point = thread.point(session)
         now = session.reader.shared_time()
         fields: dict[str, Any] = {"lease": self.lease.term(now), "status": [str(RunState.IN_PROGRESS), None]}
