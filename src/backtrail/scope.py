@@ -9,8 +9,8 @@ a thread of notes belongs to the owner of the thread that it is about. `ReadOnly
 - Listings, searches and counts have only threads inside.
 - A commit that names a thread outside is refused, and nothing is written. So is maintenance of the whole store.
 
-Two things do not depend on the scope: an id that another agent uses is taken, and content that another agent has stored
-is not stored twice (`Checkpoint.stored` is smaller then).
+Two things do not depend on the scope: an id that another agent uses is taken, also after its deletion until `gc` has
+removed its checkpoints, and content that another agent has stored is not stored twice (`Checkpoint.stored` is smaller).
 """
 
 # ruff: noqa: D102 - the port documents its methods
@@ -131,12 +131,15 @@ class ScopedBackend:
     def _inside(self, record: ThreadRecord | None) -> ThreadRecord | None:
         """Return a record if its thread is inside.
 
-        A deleted thread is inside every scope: it has no data, and its name is free.
+        A deleted thread is inside every scope once its checkpoints are collected: it has no data, and its name is free.
         """
         if record is None or self._owns(record):
             return record
         newest = self._below.newest(record.no)
-        return record if newest is None or not newest.head else None
+        if newest is None:
+            return record
+        deleted = not newest.head and not any(row.root for row in self._below.rows(record.no, [(1, newest.seq)]))
+        return record if deleted else None
 
     def _has(self, thread: int) -> bool:
         return self._inside(self._below.thread(thread)) is not None
