@@ -18,6 +18,7 @@ from mcp_types import PromptReference, ResourceTemplateReference
 import backtrail
 from backtrail import AgentState, Message
 from backtrail.mcp import TOOLS, server
+from backtrail.server import app as web_app
 from backtrail.operations import TABLE, Effect
 from tests.support.lengths import lengths
 
@@ -430,7 +431,23 @@ def test_http_serves_a_store_to_those_with_the_token(tmp_path):
                 assert refused.status_code == 401
                 other = await http.post(url, headers={**headers, "Host": "evil.example"}, json={})
                 assert other.status_code == 421
+                deletion = url.replace("/mcp", "/api/v1/conversations/auto")  # this server destroys nothing
+                assert (await http.delete(deletion, headers=headers)).status_code == 404
 
     run(main)
     with backtrail.open(tmp_path / "agents.db") as store:
         assert {each.id for each in store.conversations.list("a")} == {"auto", "legacy"}
+
+
+def test_first_requests_at_once_are_all_answered(store):
+    async def main():
+        app = web_app(store, tokens=None, write=True)
+        request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        headers = {"X-Backtrail": "1", "Accept": "application/json, text/event-stream"}
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answers = await asyncio.gather(*(http.post("/mcp", json=request, headers=headers) for _ in range(4)))
+        app.close()
+        return {answer.status_code for answer in answers}
+
+    assert len(run(main)) == 1

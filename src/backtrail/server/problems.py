@@ -30,6 +30,7 @@ _TITLES: Final = {
     415: "The request is not JSON",
     421: "The server has another name",
     500: "The server failed",
+    501: "The server lacks a part",
     503: "The storage is unavailable",
     504: "The request takes too long",
 }

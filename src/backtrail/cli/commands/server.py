@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -82,6 +83,9 @@ def serve(
     envvar="BACKTRAIL_TOKEN",
     help="With --http: a token of clients. Default: $BACKTRAIL_TOKEN, else a random one.",
 )
+@click.option(
+    "--allow-host", "names", multiple=True, metavar="NAME", help="With --http: another name of this server; repeatable."
+)
 @click.option("--read-only", is_flag=True, help="Offer no tools that write.")
 @click.option("--agent", "agents", multiple=True, metavar="ID", help="Offer only the things of this agent; repeatable.")
 @click.option("--allow-destructive", is_flag=True, help="Offer tools that remove data for good.")
@@ -98,6 +102,7 @@ def mcp(
     host: str,
     port: int,
     tokens: tuple[str, ...],
+    names: tuple[str, ...],
     read_only: bool,
     agents: tuple[str, ...],
     allow_destructive: bool,
@@ -121,8 +126,8 @@ def mcp(
     limits: dict[str, Any] = {"destructive": allow_destructive, "max_bytes": max_bytes, "max_calls": max_calls}
     with searchable(session) if read_only else session.write(create=True) as store:
         if http:
-            options = {"write": not read_only, "tokens": tokens, "scope": agents or None, "mcp": limits}
-            _serve(store, host, port, (), announce=partial(_announce_mcp, out), options=options)
+            options = {"write": not read_only, "tokens": tokens, "scope": agents or None, "mcp": limits, "only_mcp": True}
+            _serve(store, host, port, names, announce=partial(_announce_mcp, out), options=options)
         else:
             server(store, scope=agents or None, read_only=read_only, **limits).run("stdio")
 
@@ -155,10 +160,26 @@ def _serve(
         if dry_run:
             announce(_link(host, port), app.token)
         else:
+            sockets = _sockets(host, port)
             with suppress(KeyboardInterrupt):
-                _Announcing(config, lambda link: announce(link, app.token)).run()
+                _Announcing(config, lambda link: announce(link, app.token)).run(sockets)
     finally:
         app.close()
+
+
+def _sockets(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen on all addresses of a host."""
+    made: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address[:2]) for family, _, _, _, address in found):
+            made.append(socket.create_server(address, family=family))  # type: ignore[arg-type]
+    except OSError as error:
+        for each in made:
+            each.close()
+        reason = str(error.strerror).partition(" (")[0].lower()
+        raise Failure(f"cannot listen on {host}:{port} ({reason}): pass another --port or --host") from error
+    return made
 
 
 def _Announcing(config: Any, announce: Any) -> Any:  # noqa: N802 - makes an instance of a class of a lazy import
