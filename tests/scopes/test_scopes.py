@@ -359,6 +359,24 @@ def test_deleted_id_can_be_used_by_another_agent(shared):
     assert shared.scoped("b").info("b-trip") is None
 
 
+def test_notes_belong_to_the_owner_of_their_thread(shared):
+    scoped = shared.scoped("a")
+    with pytest.raises(backtrail.Unavailable, match="scope"):  # else the notes of b would become a's to read
+        scoped.thread("b-trip", agent="a", aside=True).save({"planted": True})
+    shared.thread("b-trip", agent="a", aside=True).save({"note": "hidden treasure"})
+    assert scoped.thread("b-trip", aside=True).latest() is None
+    assert [*scoped.threads(kind="aside", agent="a", prefix="b-trip")] == []
+    assert [*scoped.threads(kind="aside", prefix="b-trip")] == []
+    assert shared.scoped("b").thread("b-trip", aside=True).latest() is not None
+
+
+def test_notes_of_another_agent_make_an_id_taken(shared):
+    shared.scoped("a").thread("later", aside=True).save({"planted": True})
+    with pytest.raises(backtrail.Conflict, match="taken"):
+        shared.scoped("b").thread("later").save({"n": 1})
+    shared.scoped("a").thread("later").save({"n": 1})
+
+
 def test_transaction_in_a_scope_stays_inside(shared):
     scoped = shared.scoped("a")
     with scoped.transaction():

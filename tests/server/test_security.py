@@ -1,5 +1,6 @@
 """What strangers, other sites, wrong requests and hostile texts get: nothing but errors and text."""
 
+import asyncio
 import json
 import re
 import socket
@@ -270,6 +271,25 @@ def test_unexpected_error_stays_on_the_server(store, monkeypatch, caplog):
     assert (answer.status_code, answer.json()["code"]) == (500, "error")
     assert "division" not in answer.text
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_slow_body_is_a_timeout(store):
+    app = server.app(store, tokens=None, write=True, time_limit=0.01)
+    headers = [(b"host", b"localhost"), (b"x-backtrail", b"1")]
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/verify", "headers": headers, "query_string": b""}
+    sent = []
+
+    async def receive():
+        if sent:  # the response waits for nothing more
+            return {"type": "http.disconnect"}
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["code"] == "timeout"
 
 
 def test_slow_call_is_a_timeout(store, monkeypatch):

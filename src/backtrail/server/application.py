@@ -85,10 +85,14 @@ class Server:
             self._stores[access] = self._store.scoped(access.agents, read_only=not access.write)
         return self._stores[access]
 
-    def close(self) -> None:
-        """Stop the watchers and the worker threads. The store stays open."""
+    def end_streams(self) -> None:
+        """End the answers that have no end of their own: events, and sessions of MCP."""
         self.events.close()
         self.mcp.close()
+
+    def close(self) -> None:
+        """Stop the watchers and the worker threads. The store stays open."""
+        self.end_streams()
         self.workers.shutdown(wait=False, cancel_futures=True)
 
     # -- ASGI -----------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ _TITLES: Final = {
     403: "This is not allowed",
     404: "There is no such thing",
     405: "The method is not allowed",
+    408: "The request takes too long",
     409: "This cannot be done",
     413: "The request is too large",
     415: "The request is not JSON",

@@ -183,7 +183,7 @@ def _sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _Announcing(config: Any, announce: Any) -> Any:  # noqa: N802 - makes an instance of a class of a lazy import
-    """Return a uvicorn server that prints its link once it listens."""
+    """Return a uvicorn server that prints its link once it listens, and that does not wait for open pages."""
     import uvicorn
 
     class Announcing(uvicorn.Server):
@@ -192,6 +192,10 @@ def _Announcing(config: Any, announce: Any) -> Any:  # noqa: N802 - makes an ins
             if self.started and self.servers:
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 announce(_link(host, port))
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            config.app.end_streams()  # open pages follow them
+            await super().shutdown(sockets)
 
     return Announcing(config)
 
