@@ -257,10 +257,13 @@ def test_a_resource_of_any_id_is_read(store, name):
     assert read(made, uri)["value"] == {"mine": True}
 
 
-@pytest.mark.parametrize("uri", ["backtrail://threads/none/state", "backtrail://odd/trip", "file:///etc/passwd", "x"])
+@pytest.mark.parametrize(
+    "uri",
+    ["backtrail://threads/none/state", "backtrail://odd/trip", "file:///etc/passwd", "x", "backtrail://runs/%ff"],
+)
 def test_a_missing_resource_is_an_error(store, uri):
     async def use(client):
-        with pytest.raises(MCPError):
+        with pytest.raises(MCPError, match="there is no|is not a resource"):
             await client.read_resource(uri)
 
     with_client(server(store), use)
