@@ -18,8 +18,8 @@ from mcp_types import PromptReference, ResourceTemplateReference
 import backtrail
 from backtrail import AgentState, Message
 from backtrail.mcp import TOOLS, server
-from backtrail.server import app as web_app
 from backtrail.operations import TABLE, Effect
+from backtrail.server import app as web_app
 from tests.support.lengths import lengths
 
 HOSTILE = [
@@ -263,7 +263,7 @@ def test_a_resource_of_any_id_is_read(store, name):
 )
 def test_a_missing_resource_is_an_error(store, uri):
     async def use(client):
-        with pytest.raises(MCPError, match="there is no|is not a resource"):
+        with pytest.raises(MCPError, match=r"there is no|is not a resource"):
             await client.read_resource(uri)
 
     with_client(server(store), use)

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.engine.tree.path import Path, parse
 from backtrail.errors import Conflict, Error, Invalid, NotFound
 from backtrail.models import MISSING, NEW, ThreadInfo
-from backtrail.operations.answers import brief, decode_cursor, deleted, encode_cursor, outline, page, plain, whole_number
+from backtrail.operations.answers import (
+    brief,
+    decode_cursor,
+    deleted,
+    encode_cursor,
+    outline,
+    page,
+    plain,
+    whole_number,
+)
 from backtrail.operations.retries import in_transaction
 from backtrail.operations.schema import (
     ANY,

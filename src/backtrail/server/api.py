@@ -189,9 +189,9 @@ class Job:
         try:
             result = self._operation(self._store, self._arguments, progress=told)
             self._status = {"status": "done", "progress": progress, "result": result}
-        except Exception as error:  # noqa: BLE001 - the caller asks for it
+        except Exception as error:  # the caller asks for it
             if not isinstance(error, Error):
-                LOG.error("the job %s failed", self._operation.name, exc_info=error)
+                LOG.exception("the job %s failed", self._operation.name)
             self._status = {"status": "failed", "progress": progress, "problem": details(error)}
 
     def data(self) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def mcp(
     limits: dict[str, Any] = {"destructive": allow_destructive, "max_bytes": max_bytes, "max_calls": max_calls}
     with searchable(session) if read_only else session.write(create=True) as store:
         if http:
-            options = {"write": not read_only, "tokens": tokens, "scope": agents or None, "mcp": limits, "only_mcp": True}
+            options: dict[str, Any] = {"write": not read_only, "tokens": tokens, "scope": agents or None}
+            options |= {"mcp": limits, "only_mcp": True}
             _serve(store, host, port, names, announce=partial(_announce_mcp, out), options=options)
         else:
             server(store, scope=agents or None, read_only=read_only, **limits).run("stdio")
@@ -173,7 +174,7 @@ def _sockets(host: str, port: int) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, address in dict.fromkeys((family, address[:2]) for family, _, _, _, address in found):
-            made.append(socket.create_server(address, family=family))  # type: ignore[arg-type]
+            made.append(socket.create_server(address, family=family))
     except OSError as error:
         for each in made:
             each.close()
