@@ -3,14 +3,15 @@
 `ScopedBackend` is a backend on top of another one. Every read and every write of a scoped store goes through it, so
 this module is the only place that decides what is inside. A thread is inside if its owner is an agent of the scope. The
 owner is the agent in its record; the thread of an agent's checkpoints belongs to the agent that it is named after, and
-a thread of notes belongs to the owner of the thread that it is about. `ReadOnlyBackend` refuses every change of data.
+a thread of notes belongs to the owner of the thread that it is about, if there is one. `ReadOnlyBackend` refuses every
+change of data.
 
 - A read by name, uid or number gives nothing for a thread outside, as if the thread did not exist.
 - Listings, searches and counts have only threads inside.
 - A commit that names a thread outside is refused, and nothing is written. So is maintenance of the whole store.
 
-Two things do not depend on the scope: an id that another agent uses is taken, and content that another agent has stored
-is not stored twice (`Checkpoint.stored` is smaller then).
+Two things do not depend on the scope: an id that another agent uses is taken, also after its deletion until `gc` has
+removed its checkpoints, and content that another agent has stored is not stored twice (`Checkpoint.stored` is smaller).
 """
 
 # ruff: noqa: D102 - the port documents its methods
@@ -120,10 +121,8 @@ class ScopedBackend:
     def _owner(self, record: ThreadRecord | NewThread) -> str | None:
         if record.space == manifests.SPACE:
             return record.name
-        if record.agent is None and record.space == ASIDE:
-            noted = self._below.find_thread(THREAD, record.name)
-            return None if noted is None else noted.agent
-        return record.agent
+        noted = self._below.find_thread(THREAD, record.name) if record.space == ASIDE else None
+        return record.agent if noted is None else noted.agent
 
     def _owns(self, record: ThreadRecord | NewThread) -> bool:
         return self._owner(record) in self._agents
@@ -131,12 +130,15 @@ class ScopedBackend:
     def _inside(self, record: ThreadRecord | None) -> ThreadRecord | None:
         """Return a record if its thread is inside.
 
-        A deleted thread is inside every scope: it has no data, and its name is free.
+        A deleted thread is inside every scope once its checkpoints are collected: it has no data, and its name is free.
         """
         if record is None or self._owns(record):
             return record
         newest = self._below.newest(record.no)
-        return record if newest is None or not newest.head else None
+        if newest is None:
+            return record
+        deleted = not newest.head and not any(row.root for row in self._below.rows(record.no, [(1, newest.seq)]))
+        return record if deleted else None
 
     def _has(self, thread: int) -> bool:
         return self._inside(self._below.thread(thread)) is not None
@@ -182,11 +184,13 @@ class ScopedBackend:
         if agent is not None:
             if agent not in self._agents:
                 return []
-            return self._below.threads(space=space, agent=agent, after=after, limit=limit, **filters)
+            listed = self._below.threads(space=space, agent=agent, after=after, limit=limit, **filters)
+            return [each for each in listed if self._owns(each[0])]
         found = [
             each
             for owner in self._agents
             for each in self._below.threads(space=space, agent=owner, after=after, limit=limit, **filters)
+            if self._owns(each[0])
         ]
         for unowned in (manifests.SPACE, ASIDE):  # threads whose records may name no agent
             if space in (None, unowned):
@@ -280,7 +284,8 @@ class ScopedBackend:
         if not noted and not self._owns(new):
             owner = self._owner(new)
             raise _outside("a thread without an agent" if owner is None else f"agent {owner!r}")
-        if self.find_thread(new.space, new.name) is None and self._below.find_thread(new.space, new.name) is not None:
+        spaces = (THREAD, ASIDE) if new.space == THREAD else (new.space,)  # notes of another agent would be taken over
+        if any(self._below.find_thread(each, new.name) and not self.find_thread(each, new.name) for each in spaces):
             raise Conflict(f"the id {new.name!r} is taken: choose another id", code="conflict.taken")
 
     @contextmanager

@@ -19,6 +19,7 @@ import backtrail
 from backtrail import AgentState, Message
 from backtrail.mcp import TOOLS, server
 from backtrail.operations import TABLE, Effect
+from backtrail.server import app as web_app
 from tests.support.lengths import lengths
 
 HOSTILE = [
@@ -256,10 +257,13 @@ def test_a_resource_of_any_id_is_read(store, name):
     assert read(made, uri)["value"] == {"mine": True}
 
 
-@pytest.mark.parametrize("uri", ["backtrail://threads/none/state", "backtrail://odd/trip", "file:///etc/passwd", "x"])
+@pytest.mark.parametrize(
+    "uri",
+    ["backtrail://threads/none/state", "backtrail://odd/trip", "file:///etc/passwd", "x", "backtrail://runs/%ff"],
+)
 def test_a_missing_resource_is_an_error(store, uri):
     async def use(client):
-        with pytest.raises(MCPError):
+        with pytest.raises(MCPError, match=r"there is no|is not a resource"):
             await client.read_resource(uri)
 
     with_client(server(store), use)
@@ -430,7 +434,23 @@ def test_http_serves_a_store_to_those_with_the_token(tmp_path):
                 assert refused.status_code == 401
                 other = await http.post(url, headers={**headers, "Host": "evil.example"}, json={})
                 assert other.status_code == 421
+                deletion = url.replace("/mcp", "/api/v1/conversations/auto")  # this server destroys nothing
+                assert (await http.delete(deletion, headers=headers)).status_code == 404
 
     run(main)
     with backtrail.open(tmp_path / "agents.db") as store:
         assert {each.id for each in store.conversations.list("a")} == {"auto", "legacy"}
+
+
+def test_first_requests_at_once_are_all_answered(store):
+    async def main():
+        app = web_app(store, tokens=None, write=True)
+        request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        headers = {"X-Backtrail": "1", "Accept": "application/json, text/event-stream"}
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answers = await asyncio.gather(*(http.post("/mcp", json=request, headers=headers) for _ in range(4)))
+        app.close()
+        return {answer.status_code for answer in answers}
+
+    assert len(run(main)) == 1

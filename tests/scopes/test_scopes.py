@@ -327,12 +327,54 @@ def test_new_threads_belong_to_the_agent_of_the_scope(shared):
     assert shared.runs.load("new-run").agent == "a"
 
 
+def test_deleted_id_is_taken_until_its_checkpoints_are_collected(shared, tmp_path):
+    shared.thread("secret", agent="b").save({"word": "hidden treasure"})
+    shared.thread("secret").delete()
+    with pytest.raises(backtrail.Conflict, match="taken"):  # the old rows would become rows of the new owner
+        shared.scoped("a").thread("secret").save({"mine": True})
+    shared.scoped("a").export(tmp_path / "before")
+    shared.gc()
+    shared.scoped("a").thread("secret").save({"mine": True})
+    shared.scoped("a").export(tmp_path / "after")
+    assert b"hidden treasure" not in (tmp_path / "before").read_bytes() + (tmp_path / "after").read_bytes()
+
+
+def test_deleted_id_of_another_agent_cannot_spoil_its_checkpoint(shared):
+    shared.conversations.save(Conversation("b", id="b-note", messages=[Message.user("hidden treasure")]))
+    point = shared.agents.checkpoint("b", "with the note")
+    shared.conversations.delete("b-note")
+    shared.gc()
+    with pytest.raises(backtrail.Conflict, match="taken"):
+        shared.scoped("a").conversations.save(Conversation("a", id="b-note"))
+    shared.scoped("b").agents.restore(point)
+    assert shared.conversations.load("b-note").messages[0].content == "hidden treasure"
+
+
 def test_deleted_id_can_be_used_by_another_agent(shared):
     shared.thread("b-trip").delete()
+    shared.gc()
     made = shared.scoped("a").thread("b-trip").save({"mine": True})
     assert shared.info("b-trip").agent == "a"
     assert [each.id for each in shared.scoped("a").thread("b-trip").history(everything=True)] == [made.id]
     assert shared.scoped("b").info("b-trip") is None
+
+
+def test_notes_belong_to_the_owner_of_their_thread(shared):
+    scoped = shared.scoped("a")
+    with pytest.raises(backtrail.Unavailable, match="scope"):  # else the notes of b would become a's to read
+        scoped.thread("b-trip", agent="a", aside=True).save({"planted": True})
+    shared.thread("b-trip", agent="a", aside=True).save({"note": "hidden treasure"})
+    assert scoped.thread("b-trip", aside=True).latest() is None
+    assert [*scoped.threads(kind="aside", agent="a", prefix="b-trip")] == []
+    assert [*scoped.threads(kind="aside", prefix="b-trip")] == []
+    assert shared.scoped("b").thread("b-trip", aside=True).latest() is not None
+
+
+def test_notes_of_another_agent_make_an_id_taken(shared):
+    shared.scoped("a").thread("later", aside=True).save({"planted": True})
+    with pytest.raises(backtrail.Conflict, match="taken"):
+        shared.scoped("b").thread("later").save({"n": 1})
+    shared.scoped("a").thread("later").save({"n": 1})
 
 
 def test_transaction_in_a_scope_stays_inside(shared):

@@ -10,6 +10,7 @@ import pytest
 import backtrail
 from backtrail import AgentState, Conversation, Message
 from backtrail.operations import TABLE
+from backtrail.operations.answers import encode_cursor
 from backtrail.server.openapi import document
 from tests.support.web import client
 
@@ -189,6 +190,15 @@ def test_failed_job_tells_why(store, api, monkeypatch):
     assert (job["status"], job["problem"]["code"]) == ("failed", "unavailable.io")
 
 
+def test_log_has_the_unexpected_error_of_a_job(store, api, monkeypatch, caplog):
+    monkeypatch.setattr(type(store), "verify", lambda *_, **__: 1 / 0)
+    place = api.post("/api/v1/verify").headers["location"]
+    while (job := api.get(place).json())["status"] == "running":
+        time.sleep(0.01)
+    assert (job["status"], job["problem"]["code"]) == ("failed", "error")
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_prune_shows_first_what_it_would_remove(store, api):
     plan = api.get("/api/v1/prune?keep_last=1").json()
     assert (plan["count"], plan["dry_run"], len(plan["removed"])) == (2, True, 2)
@@ -240,6 +250,51 @@ def test_document_describes_every_operation():
 
 
 HUGE = str(10**40)
+LONG = "9" * 5_000
+"""More digits than Python converts."""
+
+
+@pytest.mark.parametrize(
+    ("path", "operation", "place"),
+    [
+        ("/conversations/talk/messages", "conversation_messages", [LONG]),
+        ("/runs", "run_list", ["none", LONG]),
+        ("/threads/trip/diff", "thread_diff", ["@-", "@", LONG]),
+    ],
+)
+def test_forged_cursors_do_no_harm(store, api, path, operation, place):
+    store.conversations.append("talk", Message.user("x"), agent_id="planner")
+    cursor = encode_cursor(operation, *place)
+    assert api.get(f"/api/v1{path}", params={"cursor": cursor}).status_code in (200, 409)
+
+
+def test_message_page_of_a_forged_index_does_no_harm(store, api):
+    store.conversations.append("talk", Message.user("x"), agent_id="planner")
+    assert api.get(f"/conversations/talk?at={LONG}").status_code == 200
+    assert api.get(f"/conversations/talk/messages/{LONG}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "header"),
+    [
+        ("DELETE", "/threads/trip", '"0123.0"'),
+        ("DELETE", "/threads/trip", "*"),
+        ("PUT", "/threads/new/state", "*"),
+        ("PUT", "/threads/trip/state", '"0123.0", "4567.0"'),
+    ],
+)
+def test_if_match_is_never_ignored(store, api, method, path, header):
+    head = store.thread("trip").load().id
+    body = {"json": {"state": 1}} if method == "PUT" else {}
+    answer = api.request(method, f"/api/v1{path}", headers={"If-Match": header}, **body)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid.argument")
+    assert "If-Match" in answer.json()["detail"]
+    assert store.thread("trip").load().id == head
+    assert store.info("new") is None
+
+
+def test_if_match_with_a_star_means_any_head(store, api):
+    assert api.post("/api/v1/threads/trip/rewind", json={"ref": "@-"}, headers={"If-Match": "*"}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import threading
 import time
 from urllib.parse import urlsplit
@@ -197,3 +198,16 @@ def test_number_of_readers_is_limited(monkeypatch):
         answer = TestClient(app).get("/events", headers={"Authorization": f"Bearer {TOKEN}"})
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable.readers")
         app.close()
+
+
+def test_ctrl_c_ends_the_events_of_open_pages(tmp_path):
+    backtrail.open(tmp_path / "a.db").close()
+    with serving(tmp_path / "a.db") as (url, process):
+        connection = http.client.HTTPConnection(url.split("/")[2], timeout=60)
+        connection.request("GET", "/events", headers={"Authorization": f"Bearer {TOKEN}"})
+        stream = connection.getresponse()
+        assert stream.readline() == b"retry: 2000\n"
+        process.send_signal(signal.SIGINT)
+        stream.read()  # IncompleteRead if the server breaks the connection off
+        assert process.wait(60) == 0
+        connection.close()

@@ -1,7 +1,9 @@
 """What strangers, other sites, wrong requests and hostile texts get: nothing but errors and text."""
 
+import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
 
@@ -238,6 +240,24 @@ def test_what_is_not_json_is_refused(store, body):
     assert answer.status_code == 400
 
 
+@pytest.mark.parametrize("origin", ["http://[", "null", "", "http://testserver:1", "testserver"])
+def test_strange_origins_are_foreign(store, origin):
+    answer = client(store).post("/api/v1/threads/trip/undo", headers={"Origin": origin})
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden.origin")
+
+
+def test_mcp_without_its_extra_is_a_problem(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "backtrail.mcp", None)
+    answer = client(store).post("/mcp", json={})
+    assert (answer.status_code, answer.json()["code"]) == (501, "unavailable.extra")
+
+
+@pytest.mark.parametrize("options", [{"scope": ""}, {"scope": ()}, {"tokens": {TOKEN: ""}}, {"tokens": {TOKEN: ()}}])
+def test_wrong_agents_are_refused_at_once(store, options):
+    with pytest.raises(backtrail.Invalid, match="agent"):
+        server.app(store, **options)
+
+
 def test_closed_store_is_unavailable(store):
     api = client(store)
     store.close()
@@ -251,6 +271,23 @@ def test_unexpected_error_stays_on_the_server(store, monkeypatch, caplog):
     assert (answer.status_code, answer.json()["code"]) == (500, "error")
     assert "division" not in answer.text
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_slow_body_is_a_timeout(store):
+    app = server.app(store, tokens=None, write=True, time_limit=0.01)
+    headers = [(b"host", b"localhost"), (b"x-backtrail", b"1")]
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/verify", "headers": headers, "query_string": b""}
+    sent = []
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["code"] == "timeout"
 
 
 def test_slow_call_is_a_timeout(store, monkeypatch):
@@ -311,6 +348,17 @@ def test_other_addresses_need_a_token(tmp_path):
     assert command(str(tmp_path / "a.db"), "--host", "0.0.0.0", "--token", TOKEN, "--dry-run").returncode == 0
     assert command(str(tmp_path / "missing.db"), "--dry-run").returncode == 3
     assert not (tmp_path / "missing.db").exists()
+
+
+def test_port_in_use_is_said_in_one_line(tmp_path):
+    backtrail.open(tmp_path / "a.db").close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = command(str(tmp_path / "a.db"), "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"backtrail: cannot listen on 127.0.0.1:{port} (address already in use): pass another --port or --host\n"
+    )
 
 
 def test_mounted_below_another_application(store):

@@ -75,13 +75,15 @@ def read(store: Store, uri: str) -> dict[str, Any]:
     """Read a resource; `Invalid` if the URI has none of the forms of `TEMPLATES`."""
     part, _, rest = uri.removeprefix(_SCHEME).partition("/")
     name, _, view = rest.partition("/")
-    name = unquote(name, errors="surrogatepass")
+    try:
+        name, view = unquote(name, errors="surrogatepass"), unquote(view, errors="surrogatepass")
+    except UnicodeDecodeError:
+        name = ""
     if uri.startswith(_SCHEME) and name:
         if part == "threads" and view == "state":
             return call(store, "thread_state", {"thread_id": name})
         if part == "threads" and view.startswith("state@"):
-            ref = unquote(view.removeprefix("state@"), errors="surrogatepass")
-            return call(store, "thread_state", {"thread_id": name, "ref": ref})
+            return call(store, "thread_state", {"thread_id": name, "ref": view.removeprefix("state@")})
         if part == "conversations" and not view:
             return call(store, "conversation_load", {"conversation_id": name})
         if part == "runs" and not view:

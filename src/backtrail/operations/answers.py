@@ -28,6 +28,8 @@ OUTLINE: Final = 2_000
 """The largest outline of a mapping or list, in bytes."""
 ENTRY: Final = 900
 """Bytes for each entry of a page: a page of n entries ends early at n times this size."""
+_DIGITS: Final = 18
+"""The longest number in a text: Python refuses to convert much longer ones."""
 _BITS: Final = 10_000
 """The longest number in bits: JSON parsers refuse much longer ones."""
 
@@ -149,6 +151,11 @@ def decode_cursor(tool: str, text: str | None, count: int) -> list[Any]:
     raise Invalid(
         f"cursor is the next_cursor of an earlier {tool}; leave it out for the first page", code="invalid.argument"
     )
+
+
+def whole_number(text: str | None) -> int | None:
+    """Return the number in a text of at most 18 digits; None for any other text."""
+    return int(text) if text and text.isdecimal() and len(text) <= _DIGITS else None
 
 
 # -- parts of answers -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from backtrail.operations.answers import (
     page,
     plain,
     value_part,
+    whole_number,
 )
 from backtrail.operations.retries import in_transaction, with_retries
 from backtrail.operations.schema import (
@@ -371,9 +372,9 @@ def conversation_messages(
     if head is None:
         raise NotFound(f"there is no conversation {conversation_id!r}", code="not_found.conversation")
     count = store.conversations.info(conversation_id).message_count
-    if last is not None and not last.isdecimal():
+    after = whole_number(last)
+    if last is not None and after is None:
         raise Invalid("cursor is the next_cursor of an earlier conversation_messages", code=ARGUMENT)
-    after = None if last is None else int(last)
     if newest_first:
         places = range(count - 1 if after is None else min(after, count) - 1, -1, -1)
     else:

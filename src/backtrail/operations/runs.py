@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.errors import Invalid
 from backtrail.models import MISSING
-from backtrail.operations.answers import brief, damage, decode_cursor, encode_cursor, page, plain
+from backtrail.operations.answers import brief, damage, decode_cursor, encode_cursor, page, plain, whole_number
 from backtrail.operations.schema import (
     ANY,
     COUNT,
@@ -84,7 +84,7 @@ def run_list(
 ) -> Answer:
     """List runs. A cursor names the last run: a run that becomes active meanwhile may be listed twice."""
     last, place = decode_cursor("run_list", cursor, 2)
-    skip = int(place) if place and place.isdecimal() else 0
+    skip = whole_number(place) or 0
     runs = store.runs.list(agent=agent_id, status=status, limit=skip + limit + 1)
     at = next((at + 1 for at, run in enumerate(runs) if run.session_id == last), skip)
     entries, more = page(map(_run_entry, runs[at:]), limit)

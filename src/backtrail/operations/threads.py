@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.engine.tree.path import Path, parse
 from backtrail.errors import Conflict, Error, Invalid, NotFound
 from backtrail.models import MISSING, NEW, ThreadInfo
-from backtrail.operations.answers import brief, decode_cursor, deleted, encode_cursor, outline, page, plain
+from backtrail.operations.answers import (
+    brief,
+    decode_cursor,
+    deleted,
+    encode_cursor,
+    outline,
+    page,
+    plain,
+    whole_number,
+)
 from backtrail.operations.retries import in_transaction
 from backtrail.operations.schema import (
     ANY,
@@ -415,7 +424,7 @@ def thread_diff(
     thread = _existing(store, kind, thread_id)
     old, new = thread.load(old_id or _ref(a)), thread.load(new_id or _ref(b))
     changes = thread.diff(old, new).changes
-    first = int(start) if start and start.isdecimal() else 0
+    first = whole_number(start) or 0
     entries, more = page(map(_change_entry, changes[first:]), limit)
     last = encode_cursor("thread_diff", old.id, new.id, str(first + len(entries))) if more else None
     return {"a": old.id, "b": new.id, "count": len(changes), "changes": entries, "next_cursor": last}

@@ -33,14 +33,15 @@ def app(
     time_limit: float = 60.0,
     workers: int = 16,
     mcp: Mapping[str, Any] | None = None,
+    only_mcp: bool = False,
 ) -> Server:
     """Return an ASGI application that serves a store. It can be mounted under any path of another application.
 
     `tokens` is a token, several, or a dict that maps tokens to agents (an id, several, or an `Access`). Without it, a
     random token is made, `app.token`. `tokens=None` needs no token: the application around it must check its users.
     `write` allows changes. `scope` is an agent, or several: only their things exist. `hosts` are the names under which
-    the server is reached; None allows any. `mcp` has options of `backtrail.mcp.server`
-    for `/mcp`: destructive, max_bytes, max_calls.
+    the server is reached; None allows any. `mcp` has options of `backtrail.mcp.server` for `/mcp`: destructive,
+    max_bytes, max_calls. With `only_mcp` there is no other path: the rest of the server knows none of these limits.
     """
     return Server(
         store,
@@ -52,4 +53,5 @@ def app(
         time_limit=time_limit,
         workers=workers,
         mcp=mcp,
+        only_mcp=only_mcp,
     )

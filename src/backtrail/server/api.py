@@ -12,6 +12,7 @@ A request that does not fit the OpenAPI document gets 400. One that fits, and th
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 import threading
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import Response
 
-from backtrail.errors import Invalid, NotFound
-from backtrail.operations import TABLE
+from backtrail.errors import Error, Invalid, NotFound
+from backtrail.operations import TABLE, Effect
 from backtrail.operations.arguments import check_arguments
 from backtrail.server.context import JSON_TYPE, json_bytes, json_response
 from backtrail.server.openapi import document
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from backtrail.server.context import Context
     from backtrail.store import Store
 
+LOG: Final = logging.getLogger("backtrail.server")
 PREFIX: Final = "/api/v1"
 _FOR_EVER: Final = "private, max-age=31536000, immutable"
 _KEPT_JOBS: Final = 100
@@ -70,8 +72,8 @@ async def _arguments(operation: Operation, ctx: Context) -> dict[str, Any]:
             raise Invalid("this method takes its arguments in the body, not in the query", code="invalid.argument")
     if any(name in given for name in ctx.params):
         raise Invalid("an argument of the path cannot be given again", code="invalid.argument")
-    expected = _if_match(ctx.request)
-    if expected is not None and "expect" in operation.schema["properties"]:
+    expected = _if_match(operation, ctx.request)
+    if expected is not None:
         given["expect"] = expected
     if ctx.request.headers.get("if-none-match", "").strip() == "*" and "new" in operation.schema["properties"]:
         given["new"] = True
@@ -101,12 +103,19 @@ def _typed(text: str, kind: str | None) -> Any:
     return text  # `check_arguments` says what is wrong with it
 
 
-def _if_match(request: Request) -> str | None:
-    """Return the head in an If-Match header: the part of the ETag before the dot."""
-    header = request.headers.get("if-match")
-    if header is None or header.strip() == "*":
+def _if_match(operation: Operation, request: Request) -> str | None:
+    """Return the head in an If-Match header: the part of the ETag before the dot. A condition is never ignored."""
+    header = request.headers.get("if-match", "").strip()
+    arguments = operation.schema["properties"]
+    if not header or operation.effect is Effect.READ:
         return None
-    return header.strip().removeprefix("W/").strip('"').partition(".")[0]
+    if "expect" not in arguments:
+        raise Invalid(f"{operation.name} takes no If-Match: leave it out", code="invalid.argument")
+    if header == "*" and "new" not in arguments:  # the thread must exist anyway
+        return None
+    if header == "*" or "," in header:
+        raise Invalid("If-Match takes the ETag of one answer", code="invalid.argument")
+    return header.removeprefix("W/").strip('"').partition(".")[0]
 
 
 def _answered(operation: Operation, request: Request, arguments: dict[str, Any], answer: dict[str, Any]) -> Response:
@@ -180,7 +189,9 @@ class Job:
         try:
             result = self._operation(self._store, self._arguments, progress=told)
             self._status = {"status": "done", "progress": progress, "result": result}
-        except Exception as error:  # noqa: BLE001 - the caller asks for it
+        except Exception as error:  # the caller asks for it
+            if not isinstance(error, Error):
+                LOG.exception("the job %s failed", self._operation.name)
             self._status = {"status": "failed", "progress": progress, "problem": details(error)}
 
     def data(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Server:
         time_limit: float = 60.0,
         workers: int = 16,
         mcp: Mapping[str, Any] | None = None,
+        only_mcp: bool = False,
     ) -> None:
         agents = None if scope is None else (scope,) if isinstance(scope, str) else tuple(scope)
         self.body_limit = body_limit
@@ -71,9 +72,10 @@ class Server:
         self._store = store
         self._stores: dict[Access, Store] = {}
         self._gate = Gate(given, Access(agents, write), hosts)
-        self._router = Router(
-            (*api.ROUTES, *events.ROUTES, *openai_conversations.ROUTES, *mcp_endpoint.ROUTES, *inspector.ROUTES)
-        )
+        others = (*api.ROUTES, *events.ROUTES, *openai_conversations.ROUTES, *inspector.ROUTES)
+        self._router = Router((*mcp_endpoint.ROUTES, *(() if only_mcp else others)))
+        for access in {Access(agents, write), *(given or {}).values()}:
+            self.store_for(access)  # a wrong agent is an error now, not at the first request
 
     def store_for(self, access: Access) -> Store:
         """Return the store as an access sees it."""
@@ -83,10 +85,14 @@ class Server:
             self._stores[access] = self._store.scoped(access.agents, read_only=not access.write)
         return self._stores[access]
 
-    def close(self) -> None:
-        """Stop the watchers and the worker threads. The store stays open."""
+    def end_streams(self) -> None:
+        """End the answers that have no end of their own: events, and sessions of MCP."""
         self.events.close()
         self.mcp.close()
+
+    def close(self) -> None:
+        """Stop the watchers and the worker threads. The store stays open."""
+        self.end_streams()
         self.workers.shutdown(wait=False, cancel_futures=True)
 
     # -- ASGI -----------------------------------------------------------------------------------------

@@ -62,11 +62,15 @@ class Context:
             raise too_large
         parts: list[bytes] = []
         size = 0
-        async for part in self.request.stream():
-            size += len(part)
-            if size > limit:
-                raise too_large
-            parts.append(part)
+        try:
+            async with asyncio.timeout(self.server.time_limit):
+                async for part in self.request.stream():
+                    size += len(part)
+                    if size > limit:
+                        raise too_large
+                    parts.append(part)
+        except TimeoutError:
+            raise Problem(408, "timeout", f"the body takes more than {self.server.time_limit} seconds") from None
         return b"".join(parts)
 
     async def json(self) -> dict[str, Any]:

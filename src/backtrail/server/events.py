@@ -75,11 +75,18 @@ class Reader:
         self._loop = asyncio.get_running_loop()
         self.events: deque[Event] = deque()
         self.news = asyncio.Event()
+        self.closed = False
 
     def put(self, event: Event) -> None:
         """Add an event, from any thread."""
         with suppress(RuntimeError):  # its event loop has ended
             self._loop.call_soon_threadsafe(self._put, event)
+
+    def close(self) -> None:
+        """End the stream of the reader, from any thread."""
+        self.closed = True
+        with suppress(RuntimeError):  # its event loop has ended
+            self._loop.call_soon_threadsafe(self.news.set)
 
     def _put(self, event: Event) -> None:
         if len(self.events) >= _QUEUE:
@@ -175,9 +182,11 @@ class Feed:
                     yield Event(0, micros(info.updated_at), event_data(kind, thread.load()))
 
     def close(self) -> None:
-        """End the watches."""
+        """End the watches and the streams of the readers."""
         self._closed = True
         with self._lock:
+            for reader in self._readers:
+                reader.close()
             for watch in self._watches.values():
                 watch.close()
 
@@ -218,7 +227,7 @@ class Events:
             return self._feeds[access]
 
     def close(self) -> None:
-        """Stop the watchers. A later reader begins new ones."""
+        """Stop the watchers and end the streams. A later reader begins new ones."""
         with self._lock:
             for feed in self._feeds.values():
                 feed.close()
@@ -254,7 +263,7 @@ async def _body(feed: Feed, reader: Reader, missed: list[Event], wanted: dict[st
         for event in missed:
             if _matches(event, wanted):
                 yield event.encode(feed.name)
-        while True:
+        while not reader.closed:
             while reader.events:
                 event = reader.events.popleft()
                 if event.data is not None and event.data["checkpoint_id"] in known:

@@ -29,6 +29,7 @@ class _Running(NamedTuple):
     loop: asyncio.AbstractEventLoop
     task: asyncio.Task[None]
     manager: StreamableHTTPSessionManager
+    started: asyncio.Event
 
 
 class McpSessions:
@@ -53,8 +54,8 @@ class McpSessions:
             made.streamable_http_app(host="", max_request_body_size=ctx.server.body_limit)  # makes the manager
             started = asyncio.Event()
             task = asyncio.create_task(_run(made.session_manager, started))
-            running = self._running[ctx.access] = _Running(loop, task, made.session_manager)
-            await started.wait()
+            running = self._running[ctx.access] = _Running(loop, task, made.session_manager, started)
+        await running.started.wait()
         return running.manager
 
     def close(self) -> None:

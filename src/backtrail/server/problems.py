@@ -25,11 +25,13 @@ _TITLES: Final = {
     403: "This is not allowed",
     404: "There is no such thing",
     405: "The method is not allowed",
+    408: "The request takes too long",
     409: "This cannot be done",
     413: "The request is too large",
     415: "The request is not JSON",
     421: "The server has another name",
     500: "The server failed",
+    501: "The server lacks a part",
     503: "The storage is unavailable",
     504: "The request takes too long",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -82,6 +83,9 @@ def serve(
     envvar="BACKTRAIL_TOKEN",
     help="With --http: a token of clients. Default: $BACKTRAIL_TOKEN, else a random one.",
 )
+@click.option(
+    "--allow-host", "names", multiple=True, metavar="NAME", help="With --http: another name of this server; repeatable."
+)
 @click.option("--read-only", is_flag=True, help="Offer no tools that write.")
 @click.option("--agent", "agents", multiple=True, metavar="ID", help="Offer only the things of this agent; repeatable.")
 @click.option("--allow-destructive", is_flag=True, help="Offer tools that remove data for good.")
@@ -99,6 +103,7 @@ def mcp(
     host: str,
     port: int,
     tokens: tuple[str, ...],
+    names: tuple[str, ...],
     read_only: bool,
     agents: tuple[str, ...],
     allow_destructive: bool,
@@ -129,8 +134,9 @@ def mcp(
             else:
                 out.value([*made.names])
         elif http:
-            options = {"write": not read_only, "tokens": tokens, "scope": agents or None, "mcp": limits}
-            _serve(store, host, port, (), announce=partial(_announce_mcp, out), options=options)
+            options: dict[str, Any] = {"write": not read_only, "tokens": tokens, "scope": agents or None}
+            options |= {"mcp": limits, "only_mcp": True}
+            _serve(store, host, port, names, announce=partial(_announce_mcp, out), options=options)
         else:
             server(store, scope=agents or None, read_only=read_only, **limits).run("stdio")
 
@@ -163,14 +169,30 @@ def _serve(
         if dry_run:
             announce(_link(host, port), app.token)
         else:
+            sockets = _sockets(host, port)
             with suppress(KeyboardInterrupt):
-                _Announcing(config, lambda link: announce(link, app.token)).run()
+                _Announcing(config, lambda link: announce(link, app.token)).run(sockets)
     finally:
         app.close()
 
 
+def _sockets(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen on all addresses of a host."""
+    made: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address[:2]) for family, _, _, _, address in found):
+            made.append(socket.create_server(address, family=family))
+    except OSError as error:
+        for each in made:
+            each.close()
+        reason = str(error.strerror).partition(" (")[0].lower()
+        raise Failure(f"cannot listen on {host}:{port} ({reason}): pass another --port or --host") from error
+    return made
+
+
 def _Announcing(config: Any, announce: Any) -> Any:  # noqa: N802 - makes an instance of a class of a lazy import
-    """Return a uvicorn server that prints its link once it listens."""
+    """Return a uvicorn server that prints its link once it listens, and that does not wait for open pages."""
     import uvicorn
 
     class Announcing(uvicorn.Server):
@@ -179,6 +201,10 @@ def _Announcing(config: Any, announce: Any) -> Any:  # noqa: N802 - makes an ins
             if self.started and self.servers:
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 announce(_link(host, port))
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            config.app.end_streams()  # open pages follow them
+            await super().shutdown(sockets)
 
     return Announcing(config)
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.conversations.transcript import answered_call, dicts, read_message
-from backtrail.operations.answers import plain
+from backtrail.operations.answers import plain, whole_number
 from backtrail.operations.threads import handle
 from backtrail.server.problems import Problem
 from backtrail.server.routing import Route
@@ -35,7 +35,8 @@ async def conversation(ctx: Context) -> Response:
         ref = found["checkpoint_id"]
     info = await ctx.call("conversation_load", conversation_id=name, messages=0) if thread["head"] else None
     count = await ctx.run(_count, ctx.store, name, ref or "@") if thread["head"] or ref else 0
-    start = max(min(int(at) - 10, count - _PAGE) if at.isdecimal() else count - _PAGE, 0)
+    wanted = whole_number(at)
+    start = max(count - _PAGE if wanted is None else min(wanted - 10, count - _PAGE), 0)
     messages = await _messages(ctx, name, ref or "@", start) if count else []
     return ctx.page(
         "conversation.html",
@@ -134,15 +135,15 @@ def _data_url(attached: dict[str, Any]) -> str | None:
 
 async def message(ctx: Context) -> Response:
     """Return one whole message, of any size."""
-    index = ctx.params["index"]
-    if not index.isdecimal():
+    index = whole_number(ctx.params["index"])
+    if index is None:
         raise Problem(404, "not_found.path", "a message has a number")
     name, ref = ctx.params["conversation_id"], ctx.request.query_params.get("ref") or "@"
 
     def read() -> Any:
-        return plain(handle(ctx.store, "conversation", name).load(ref).get(("messages", int(index))))
+        return plain(handle(ctx.store, "conversation", name).load(ref).get(("messages", index)))
 
-    shown = message_view(int(index), await ctx.run(read), {})
+    shown = message_view(index, await ctx.run(read), {})
     return ctx.page("conversation_message.html", conversation_id=name, ref=ref, message=shown)
 
 
