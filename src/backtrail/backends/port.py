@@ -627,7 +627,7 @@ def pin_tag(holder: bytes) -> str:
 
 
 def pins_as_tags(batch: Batch) -> Batch:
-    """Return the batch with its pins replaced by the tags that pins are stored as."""
+    """Return the batch with each pin replaced by the tag that stores it."""
     if not (batch.pins or batch.pin or batch.unpin):
         return batch
     pins = {(no, seq): tuple(map(pin_tag, holders)) for no, seq, holders in batch.pins}

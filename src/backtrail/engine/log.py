@@ -233,7 +233,7 @@ def undo_target(nearest: Read, read: Read, *, head: int, start: int) -> Row | No
 
 
 def redo_target(read: Read, *, head: int, start: int) -> Row | None:
-    """Return the row whose head a redo restores, or None. It skips the rows that an undo skips."""
+    """Return the row whose head a redo restores; None if there is nothing to redo. Hidden heads are skipped."""
     passed = False
     row = read(start) if start else None
     while row is not None:

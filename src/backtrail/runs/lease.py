@@ -120,7 +120,7 @@ class Lease:
     def check_open(self) -> None:
         """Raise an error unless the caller may write to the run."""
         if not self.is_open:
-            raise Invalid("a run is used inside of its block: with store.run(...) as run:", code="invalid.run")
+            raise Invalid("a run can only be used inside its block: with store.run(...) as run:", code="invalid.run")
         self._recorder.check()
         self.check_process()
         self.check_no_transaction()
@@ -128,7 +128,7 @@ class Lease:
     def check_no_transaction(self) -> None:
         """Raise `Invalid` if the caller has a transaction open."""
         if self._engine.session.overlay is not None:
-            raise Invalid("a run writes by itself: use it outside of a transaction", code="invalid.transaction")
+            raise Invalid("a run commits its own writes: use it outside of a transaction", code="invalid.transaction")
 
 
 def check_free(session_id: str, data: dict[str, Any], now: int) -> None:

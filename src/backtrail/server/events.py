@@ -152,7 +152,7 @@ class Feed:
             self._readers.discard(reader)
 
     def missed(self, last_id: str) -> list[Event]:
-        """Return the events after the one with this id, oldest first; a reset if they are not known."""
+        """Return the events after the one with this id, oldest first. If the feed no longer has them: one `reset`."""
         feed, number, moment = _parsed(last_id)
         with self._lock:
             kept = list(self._last)

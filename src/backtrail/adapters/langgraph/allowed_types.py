@@ -101,7 +101,7 @@ class AllowedTypes:
         return any(_class(each) is cls for item in (*self._named, *self._graph) for each in _with_inner(item))
 
     def with_classes(self, classes: Iterable[type]) -> AllowedTypes | None:
-        """Return the allowed types with more classes; None if all of them are allowed already."""
+        """Return the allowed types with these classes added; None if each class is allowed already."""
         more = [cls for cls in classes if not self.knows(cls)]
         return AllowedTypes(self._named, (*self._graph, *more)) if more else None
 

@@ -245,9 +245,9 @@ class BacktrailSession(Session):
         return [item for message in stored for item in items_of(message, f"a message of session {self.session_id!r}")]
 
     async def _unanswered(self, items: list[Item], before: frozenset[str]) -> list[int]:
-        """Return the positions of calls that need a repair: unanswered calls that are not awaited.
+        """Return the positions of calls that need a repair: calls without an answer whose tool does not run.
 
-        `before` are the calls that were awaited before the items were read. Calls that are awaited now count, too: a
+        `before` are the calls whose tools ran before the items were read. Tools that run now count as running, too: a
         call may have been answered, or added, while the items were read.
         """
         awaited = before | self._awaited.of(self.session_id)

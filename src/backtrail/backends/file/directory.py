@@ -158,7 +158,9 @@ def read(path: Path) -> tuple[Generation, int]:
         os.close(fd)
         raise
     os.close(fd)
-    raise Corrupt(f"{name}: is damaged: docs/format.md shows how to write it by hand", code="corrupt.store")
+    raise Corrupt(
+        f"{name} is damaged: restore a backup, or write it by hand as docs/format.md shows", code="corrupt.store"
+    )
 
 
 def _parsed(line: str, path: Path) -> Generation:

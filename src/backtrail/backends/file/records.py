@@ -84,7 +84,7 @@ def _pack_listed(listed: Listed | None, put: Callable[[Body], Any]) -> list[Any]
 
 
 def change_of(fields: list[Any], file: int, start: int) -> Change:  # noqa: PLR0911 - one for each kind
-    """Return the change of a record; `start` is the offset of its frame's bodies in the file.
+    """Return the change that a record describes. `start` is the offset in the file where its frame's payloads begin.
 
     The caller has checked the record's checksum. Any exception means that this version cannot decode the record.
     """

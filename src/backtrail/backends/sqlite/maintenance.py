@@ -173,7 +173,7 @@ def _without_owner(connection: apsw.Connection) -> list[tuple[str, int]]:
 
 
 def repair(connection: apsw.Connection, path: str) -> None:
-    """Rebuild all indexes and remove orphans, in the open transaction; `Corrupt` if damage is left."""
+    """Rebuild all indexes and remove orphans, in the open transaction. Raise `Corrupt` if damage remains."""
     try:
         run(connection, "REINDEX")
         for name in WITHOUT_OWNER:

@@ -139,7 +139,7 @@ class TableBackend:
 
     @contextmanager
     def _write(self) -> Iterator[Tables]:
-        """Yield the tables for changes: all changes of the block are kept, or none."""
+        """Yield the tables, so that the block can change them. All of its changes are kept, or none."""
         local = self._local
         _refuse_within(local)
         try:
