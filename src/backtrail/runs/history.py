@@ -143,8 +143,8 @@ class RunThread(Thread[Any]):
         """Delete a checkpoint and tell whether it existed. The run resumes from the same point as before."""
         with suppress(NotFound):
             tip = self._tip()
-            if tip is not None and tip.head is not None and tip.head.seq == self._resolve(tip, ref).seq:
-                self._settle()
+            if tip is not None and tip.head is not None and tip.head.seq <= self._resolve(tip, ref).seq:
+                self._settle()  # the head, or after a rewind a newer checkpoint: the journal may continue it
         return super().delete_checkpoint(ref)
 
     def delete(self) -> bool:
