@@ -340,3 +340,22 @@ def test_export_of_a_run_with_a_settled_call_can_be_imported(store, tmp_path, lo
         other.import_(tmp_path / "runs.export")
         with other.run("s") as run:
             assert begin(run, lambda: pytest.fail("the call is repeated")) == "paid"
+
+
+@pytest.mark.filterwarnings("ignore::backtrail.Irreversible")
+@pytest.mark.parametrize("prune", [False, True])
+def test_deleting_checkpoints_behind_a_rewind_keeps_the_irreversible_calls(store, prune):
+    run = store.run("s", lease=0.05).__enter__()  # a worker that died
+    for number in run.iterations():
+        run.tool("pay", abs, -number, irreversible=True)
+        if number == 4:
+            break
+    thread = store.runs.thread("s")
+    thread.rewind(1)
+    for checkpoint in [] if prune else [*thread.history(everything=True)][1:]:
+        assert thread.delete_checkpoint(checkpoint)
+    if prune:
+        thread.prune(older_than=1e-6)
+    store.gc(erase=True)
+    assert len([*thread.history(everything=True)]) == 1
+    assert {call.id for call in store.runs.irreversible("s")} == {"1.1", "2.1", "3.1", "4.1"}

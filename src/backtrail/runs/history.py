@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine import journal
@@ -143,8 +144,8 @@ class RunThread(Thread[Any]):
         """Delete a checkpoint and tell whether it existed. The run resumes from the same point as before."""
         with suppress(NotFound):
             tip = self._tip()
-            if tip is not None and tip.head is not None and tip.head.seq == self._resolve(tip, ref).seq:
-                self._settle()
+            if tip is not None and tip.head is not None and tip.head.seq <= self._resolve(tip, ref).seq:
+                self._settle()  # the head, or after a rewind a newer checkpoint: the journal may continue it
         return super().delete_checkpoint(ref)
 
     def delete(self) -> bool:
@@ -152,17 +153,22 @@ class RunThread(Thread[Any]):
         self._settle()
         return super().delete()
 
-    def _settle(self) -> None:
-        """Write what the head has to the journal, so that the run does not need it. A worker may renew its lease."""
+    def _settle(self, *, moved: bool = True) -> None:
+        """Write what the head has to the journal, so that the run does not need it. A worker may renew its lease.
+
+        Without `moved`, a run that was moved stays as it is: an undo may bring it back.
+        """
+        work = partial(JournalThread(self._engine, self.id).settle, moved=moved)
         for _ in range(_TRIES):
             with suppress(Conflict):
-                self._engine.atomic(JournalThread(self._engine, self.id).settle)
+                self._engine.atomic(work)
                 return
-        self._engine.atomic(JournalThread(self._engine, self.id).settle)
+        self._engine.atomic(work)
 
     def rewind(self, ref: Ref) -> Checkpoint[Any]:
         """Make an older checkpoint the head again: the run resumes from it. The later checkpoints stay."""
         tell(self.passed(ref))
+        self._settle(moved=False)  # later checkpoints may be pruned
         return super().rewind(ref)
 
     def undo(self) -> Checkpoint[Any]:
@@ -171,6 +177,7 @@ class RunThread(Thread[Any]):
         to = None if tip is None else self._engine.session.mover.before(tip)
         if to is not None:
             tell(self.passed(to))
+        self._settle(moved=False)
         return super().undo()
 
     def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:

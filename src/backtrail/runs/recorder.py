@@ -517,13 +517,13 @@ class JournalThread:
         several = [change, *(self._assign(name, value) for name, value in fields.items())]
         self.place = self.place._replace(tip=self._save(session, edits.Several(several), self.place.status))
 
-    def settle(self, session: Session) -> Point | None:
+    def settle(self, session: Session, *, moved: bool = True) -> Point | None:
         """Write the point of the run to the journal whole, unless it is there. Return the point.
 
-        After that, the run needs none of its checkpoints to resume.
+        After that, the run needs none of its checkpoints to resume. Without `moved`, do nothing if the run was moved.
         """
-        point = self.point(session)
-        if point is not None and (point.is_moved or not point.is_whole):
+        point = self.point(session, lenient=not moved)
+        if point is not None and (moved if point.is_moved else not point.is_whole):
             self.put_whole(session, point.data)
         return point
 
