@@ -39,7 +39,9 @@ def talk(store: backtrail.Store) -> None:
     config: Any = {"configurable": {"thread_id": "trip"}}
     graph.invoke({"messages": [HumanMessage("Lisbon in May")]}, config)
     graph.invoke({"messages": [HumanMessage("Two people")]}, config)
-    first_turn = next(each for each in graph.get_state_history(config) if not each.next and len(each.values["messages"]) == 2)
+    first_turn = next(
+        each for each in graph.get_state_history(config) if not each.next and len(each.values["messages"]) == 2
+    )
     graph.invoke({"messages": [HumanMessage("Three people")]}, first_turn.config)
 
 
