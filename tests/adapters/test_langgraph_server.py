@@ -3,7 +3,6 @@
 The server runs the files that docs/langgraph.md shows, in a virtual environment of its own.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -20,15 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from langgraph_sdk import get_client
+from langgraph_sdk import get_sync_client
 
 import backtrail
-
-pytestmark = [
-    pytest.mark.torture,
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(sys.platform == "win32", reason="a virtual environment has other paths there"),
-]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "langgraph.md").read_text()
@@ -114,42 +107,40 @@ SECOND = [*FIRST, "Two people", "You said: Two people"]
 FORK = [*FIRST, "Three people"]
 
 
-async def drive(url):
+def drive(client):
     """Create, run, read, fork, copy and delete; return the ids of the thread and of its copy."""
-    client = get_client(url=url)
-    thread = (await client.threads.create())["thread_id"]
+    thread = client.threads.create()["thread_id"]
     for words in ("Lisbon in May", "Two people"):
-        await client.runs.wait(thread, "agent", input=turn(words))
-    assert contents(await client.threads.get_state(thread)) == SECOND
+        client.runs.wait(thread, "agent", input=turn(words))
+    assert contents(client.threads.get_state(thread)) == SECOND
 
-    history = await client.threads.get_history(thread, limit=100)
+    history = client.threads.get_history(thread, limit=100)
     assert len(history) == 6
     assert contents(history[0]) == SECOND
     first = next(each for each in history if contents(each) == FIRST and not each["next"])
 
-    await client.threads.update_state(thread, turn("Three people"), checkpoint=first["checkpoint"])
-    assert contents(await client.threads.get_state(thread)) == FORK
-    old = await client.threads.get_state(thread, checkpoint=history[0]["checkpoint"])
+    client.threads.update_state(thread, turn("Three people"), checkpoint=first["checkpoint"])
+    assert contents(client.threads.get_state(thread)) == FORK
+    old = client.threads.get_state(thread, checkpoint=history[0]["checkpoint"])
     assert contents(old) == SECOND  # the branch that the fork left
-    assert len(await client.threads.get_history(thread, limit=100)) == 7
+    assert len(client.threads.get_history(thread, limit=100)) == 7
 
-    copy = (await client.threads.copy(thread))["thread_id"]
-    assert contents(await client.threads.get_state(copy)) == FORK
-    assert len(await client.threads.get_history(copy, limit=100)) == 7
+    copy = client.threads.copy(thread)["thread_id"]
+    assert contents(client.threads.get_state(copy)) == FORK
+    assert len(client.threads.get_history(copy, limit=100)) == 7
 
-    deleted = (await client.threads.create())["thread_id"]
-    await client.runs.wait(deleted, "agent", input=turn("Faro"))
-    await client.threads.delete(deleted)
+    deleted = client.threads.create()["thread_id"]
+    client.runs.wait(deleted, "agent", input=turn("Faro"))
+    client.threads.delete(deleted)
     return thread, copy
 
 
-async def resume(url, thread, copy):
+def resume(client, thread, copy):
     """Read both threads after a restart, and go on with the copy."""
-    client = get_client(url=url)
-    assert contents(await client.threads.get_state(thread)) == FORK
-    assert len(await client.threads.get_history(thread, limit=100)) == 7
-    await client.runs.wait(copy, "agent", input=turn("By train"))
-    assert contents(await client.threads.get_state(copy)) == [*FORK, "By train", "You said: By train"]
+    assert contents(client.threads.get_state(thread)) == FORK
+    assert len(client.threads.get_history(thread, limit=100)) == 7
+    client.runs.wait(copy, "agent", input=turn("By train"))
+    assert contents(client.threads.get_state(copy)) == [*FORK, "By train", "You said: By train"]
 
 
 def test_page_has_the_files_of_a_project():
@@ -157,11 +148,14 @@ def test_page_has_the_files_of_a_project():
     assert json.loads(files()["langgraph.json"])["checkpointer"] == {"backend": "custom", "path": "./ck.py:make"}
 
 
+@pytest.mark.torture
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(sys.platform == "win32", reason="a virtual environment has other paths there")
 def test_server_keeps_its_threads_in_a_store(project):
-    with running(project) as url:
-        thread, copy = asyncio.run(drive(url))
-    with running(project) as url:
-        asyncio.run(resume(url, thread, copy))
+    with running(project) as url, get_sync_client(url=url) as client:
+        thread, copy = drive(client)
+    with running(project) as url, get_sync_client(url=url) as client:
+        resume(client, thread, copy)
 
     with backtrail.open(project / "agents.db") as store:
         assert {each.id for each in store.threads()} == {thread, copy}
