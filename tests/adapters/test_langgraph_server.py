@@ -156,6 +156,10 @@ def test_server_keeps_its_threads_in_a_store(project):
         thread, copy = drive(client)
     with running(project) as url, get_sync_client(url=url) as client:
         resume(client, thread, copy)
+    shutil.rmtree(project / ".langgraph_api")  # the server's own records
+    with running(project) as url, get_sync_client(url=url) as client:
+        client.threads.create(thread_id=thread, graph_id="agent")
+        assert contents(client.threads.get_state(thread)) == FORK
 
     with backtrail.open(project / "agents.db") as store:
         assert {each.id for each in store.threads()} == {thread, copy}
