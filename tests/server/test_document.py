@@ -8,6 +8,7 @@ import pytest
 import backtrail
 from backtrail import AgentState, Message
 from tests.support import servers
+from tests.support.lengths import lengths
 from tests.support.web import TOKEN, serving
 
 
@@ -24,13 +25,13 @@ def fill(store):
             run.halt("waiting")
 
 
-def judge(url, *options):
+def judge(url, phases, *options):
     with serving(url, "--write", *options) as (link, _):
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{link}api/v1/openapi.json"),
                 *("--header", f"Authorization: Bearer {TOKEN}"),
-                *("--phases", "examples,coverage,fuzzing", "--max-examples", "4", "--seed", "1", "--no-color"),
+                *("--phases", phases, "--max-examples", "4", "--seed", "1", "--no-color"),
             ],
             capture_output=True,
             text=True,
@@ -41,15 +42,16 @@ def judge(url, *options):
     assert "Tested: 42" in done.stdout
 
 
+@pytest.mark.parametrize("phases", lengths("examples,fuzzing", "examples,coverage,fuzzing"))
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_api_is_as_its_document_says(kind, tmp_path, monkeypatch):
+def test_api_is_as_its_document_says(kind, phases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # schemathesis keeps examples in the current directory
     if kind == "sqlite":
         with backtrail.open(tmp_path / "a.db") as store:
             fill(store)
-        judge(tmp_path / "a.db")
+        judge(tmp_path / "a.db", phases)
     else:
         with servers.place() as opened:
             with opened() as store:
                 fill(store)
-            judge(servers.server().url, "--schema", opened.keywords["schema"])
+            judge(servers.server().url, phases, "--schema", opened.keywords["schema"])
