@@ -58,7 +58,9 @@ def read_tokens(
     found: dict[str, Access] = {}
     for token, access in given.items():
         if not isinstance(token, str) or len(token) < _TOKEN_MIN or not token.isascii() or not token.isprintable():
-            raise Invalid(f"a token is a text of at least {_TOKEN_MIN} ASCII characters", code="invalid.argument")
+            raise Invalid(
+                f"a token must have at least {_TOKEN_MIN} printable ASCII characters", code="invalid.argument"
+            )
         found[token] = _access(access, default)
     return found, None
 

@@ -45,7 +45,7 @@ class Context:
         try:
             return await asyncio.wait_for(asyncio.shield(work), self.server.time_limit)
         except TimeoutError:
-            work.add_done_callback(lambda done: done.exception())  # its error was nobody's to see
+            work.add_done_callback(lambda done: done.exception())  # else asyncio logs its error
             raise Problem(504, "timeout", f"this takes more than {self.server.time_limit} seconds") from None
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:

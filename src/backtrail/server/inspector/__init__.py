@@ -1,7 +1,7 @@
 """The inspector: pages that show a store. HTML from templates, a little JavaScript, nothing from elsewhere.
 
 Each module has the pages of one subject: it calls operations of the table and hands their JSON to a template. `part` in
-a query asks for a part of a page, which JavaScript puts into the page that is there.
+a query asks for a part of a page, and JavaScript puts that part into the open page.
 """
 
 from __future__ import annotations

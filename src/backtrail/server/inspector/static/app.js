@@ -89,7 +89,7 @@ export async function refresh() {
   }
 }
 
-// Somebody reads further down: the graph stays, and a button leads to what is new.
+// The user reads further down: the graph stays, and a button leads to the new checkpoints.
 function fresh(graph) {
   if (graph.querySelector(".fresh")) return;
   const button = document.createElement("button");
