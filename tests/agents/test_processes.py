@@ -236,8 +236,9 @@ def test_agents_match_the_model_beside_others_and_gc(opener, steps):
 
 
 def _flutter(opener, points, pipe):
-    """Restore one checkpoint after the other until the process is killed."""
+    """Restore the last checkpoint, say so, then restore one after the other until the process is killed."""
     with opener() as store:
+        store.agents.restore(points[-1])
         os.write(pipe, b"x")
         while True:
             for point in points:
@@ -268,13 +269,14 @@ def test_killed_restore_is_whole_or_absent(opener, kills):
         shown[store.agents.checkpoint("a", "full").id] = view(store, "a")
     rng = random.Random(7)
     met = set()
-    for _ in range(kills):
+    for kill in range(kills):
+        points = list(shown) if kill % 2 else list(reversed(shown))
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             try:
                 signal.alarm(60)
-                _flutter(opener, list(shown), writer)
+                _flutter(opener, points, writer)
             finally:
                 os._exit(1)
         os.close(writer)

@@ -302,12 +302,20 @@ def test_cancelled_call_is_in_doubt_until_settled(opened):
         raise AssertionError
 
     async def main():
-        tools = Tools()
-        tools.gates["x"] = asyncio.Event()
+        tools, began = Tools(), asyncio.Event()
+
+        class Gate:
+            async def wait(self):
+                began.set()
+                await asyncio.Event().wait()
+
+        tools.gates["x"] = Gate()
         async with opened() as store:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.3):
-                    await once(store, tools)
+            working = asyncio.create_task(once(store, tools))
+            await began.wait()
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
             assert str((await store.runs.load("s")).status) == "halted(interrupted)"
             with pytest.raises(InDoubt) as caught:
                 await once(store, tools)

@@ -361,27 +361,28 @@ def test_saves_wait_for_a_server_that_restarts():
     with servers.Server() as server, backtrail.open(server.url) as store:
         thread = store.thread("t")
         thread.save({"n": 0, "parts": []})
-        stopped = threading.Event()
+        stopped, saved = threading.Event(), threading.Semaphore(0)
 
         def save():
             n = 0
             while not stopped.is_set():
                 n += 1
                 thread.save({"n": n, "parts": [os.urandom(50_000) for _ in range(40)]})
+                saved.release()
 
         saver = threading.Thread(target=save)
         saver.start()
         for _ in range(3):
-            time.sleep(0.3)
+            assert saved.acquire(timeout=60)
+            assert saved.acquire(timeout=60)
             server.stop()
             time.sleep(0.2)
             server.start()
-        time.sleep(0.2)
         stopped.set()
         saver.join()
         numbers = [c.get("n") for c in thread.history()]
         assert numbers == list(range(len(numbers)))
-        assert len(numbers) > 5
+        assert len(numbers) > 6
         assert store.verify().ok
 
 
