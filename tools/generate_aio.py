@@ -119,6 +119,7 @@ RUNS = {
 STORE = {
     "thread": "handle",
     "threads": "pages",
+    "activity": "pages",
     "info": "apart",
     "checkpoint": "apart",
     "watch": "watch",

@@ -48,11 +48,12 @@ def listed(
     origin: bytes | None,
     limit: int | None,
     after: tuple[int, int] | None,
+    since: int | None = None,
 ) -> Iterator[ThreadInfo]:
     """Yield the infos of the threads in a scope, newest activity first.
 
     `origin` is the uid of a thread: yield only its forks. `after` is the (time, number) of the last thread on the page
-    before.
+    before. `since` ends the listing at a thread whose last write was before this time.
     """
     left = limit
     while left is None or left > 0:
@@ -60,6 +61,8 @@ def listed(
         backend = engine.session.reader.backend
         page = backend.threads(**scope._asdict(), origin=origin, after=after, limit=size)
         for record, newest in page:
+            if since is not None and newest.created_at < since:
+                return
             yield _info(engine.session.reader, record, newest)
         if len(page) < size:
             return
@@ -89,6 +92,13 @@ def place_of(session: Session, space: str, after: ThreadInfo | str) -> tuple[int
         raise NotFound(f"there is no thread {name!r} to continue after", code="not_found.thread")
     record, newest = entry
     return micros(after.updated_at) if isinstance(after, ThreadInfo) else newest.created_at, record.no
+
+
+def before(until: int | None, place: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the (time, number) after which a listing begins that shows only writes before a time."""
+    if until is None:
+        return place
+    return (until, 0) if place is None else min(place, (until, 0))
 
 
 def _record_and_newest(reader: LogReader, space: str, name: str) -> tuple[ThreadRecord, Row] | None:

@@ -12,7 +12,7 @@ from backtrail.engine.reader import Options, Tip
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import indexer
 from backtrail.errors import Invalid, NotFound
-from backtrail.listing import SPACES, known, listed, place_of, scope_of, uid_of
+from backtrail.listing import SPACES, before, known, listed, place_of, scope_of, uid_of
 from backtrail.loading import loading
 from backtrail.maintenance import stats as counting
 from backtrail.thread import Thread
@@ -26,6 +26,7 @@ from backtrail.validation import (
     check_id,
     check_progress,
     check_query,
+    check_time,
     check_timeout,
     plain,
 )
@@ -164,20 +165,47 @@ class Store:
         prefix: str | None = None,
         kind: str | None = None,
         forked_from: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         limit: int | None = None,
         after: ThreadInfo | str | None = None,
     ) -> Iterator[ThreadInfo]:
         """List the threads, latest activity first, without loading states.
 
-        `forked_from` is the id of a thread: list its forks. `after` continues after a thread: an info from an earlier
-        listing, or an id.
+        `forked_from` is the id of a thread: list its forks. `since` and `until` list threads whose last write was in
+        that time. `after` continues after a thread: an info from an earlier listing, or an id.
         """
         scope = scope_of(kind, agent, prefix)
         if limit is not None:
             check_count(limit, "limit")
+        start, end = check_time(since, "since"), check_time(until, "until")
         place = None if after is None else place_of(self._engine.session, scope.space, after)
         origin = None if forked_from is None else uid_of(self._engine.session.reader, scope.space, forked_from)
-        return listed(self._engine, scope, origin=origin, limit=limit, after=place)
+        return listed(self._engine, scope, origin=origin, limit=limit, after=before(end, place), since=start)
+
+    def activity(
+        self,
+        *,
+        agent: str | None = None,
+        kind: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Checkpoint[Any]]:
+        """Give the checkpoints of all threads, agents, conversations and runs, newest first, without loading states.
+
+        Checkpoints that a rewind took out of view are included. `kind` and `agent` restrict the list. Times are those
+        of the writers' clocks; the checkpoints of one thread are in the order in which they were saved.
+        """
+        with loading:
+            from backtrail.activity import activity  # noqa: PLC0415
+
+        kinds = SPACES if kind is None else (scope_of(kind).space,)
+        owner = None if agent is None else check_id(agent, "an agent's id")
+        if limit is not None:
+            check_count(limit, "limit")
+        start, end = check_time(since, "since"), check_time(until, "until")
+        return activity(self._engine, kinds, agent=owner, since=start, until=end, limit=limit)
 
     def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002
         """Return the info of one thread without loading its state, or None."""
@@ -315,6 +343,8 @@ class Store:
         agent: str | None = None,
         thread: str | None = None,
         kind: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         order: str = "newest",
         limit: int = 20,
         after: Hit | str | None = None,
@@ -324,9 +354,9 @@ class Store:
 
         A message matches if it has all words; "quoted words" must follow each other, and star* matches the beginning of
         a word. Case and accents are ignored. `contains` searches for the query as one text, also inside words. `agent`,
-        `thread` and `kind` restrict the search. `order="score"` sorts the newest 1,000 matches by score. `after`
-        continues after a hit or its cursor. New messages are indexed first; `progress` reports that. Not inside a
-        transaction.
+        `thread` and `kind` restrict the search, `since` and `until` the time of a message. `order="score"` sorts the
+        newest 1,000 matches by score. `after` continues after a hit or its cursor. New messages are indexed first;
+        `progress` reports that. Not inside a transaction.
         """
         with loading:
             from backtrail.engine.search import search  # noqa: PLC0415
@@ -348,6 +378,7 @@ class Store:
             reader,
             parsed,
             search.Where(kind, agent, threads),
+            search.Period(check_time(since, "since"), check_time(until, "until")),
             after=None if after is None else search.cursor_of(check_cursor(after)),
             limit=min(check_count(limit, "limit"), sys.maxsize),
             progress=check_progress(progress),

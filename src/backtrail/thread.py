@@ -39,6 +39,7 @@ from backtrail.validation import (
     check_several,
     check_tags,
     check_text,
+    check_time,
     check_timeout,
     plain,
 )
@@ -515,21 +516,25 @@ class Thread(Handle[S]):
         tag: str | None = None,
         kind: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         everything: bool = False,
         ancestors: bool = False,
     ) -> Iterator[Checkpoint[S]]:
         """Give the checkpoints from the root to the head, without loading their states.
 
         `before` leaves out a checkpoint and all later ones. `label`, `tag`, `kind` and `metadata` keep the checkpoints
-        that match. `everything` includes checkpoints that are out of view, in the order in which they were saved.
-        `ancestors` includes the history of the threads that this thread was forked from, as far as they exist: the
-        oldest checkpoint then has a `parent_id` only if an older thread was deleted.
+        that match; `since` and `until` keep those that were saved in that time, by the writers' clocks. `everything`
+        includes checkpoints that are out of view, in the order in which they were saved. `ancestors` includes the
+        history of the threads that this thread was forked from, as far as they exist: the oldest checkpoint then has a
+        `parent_id` only if an older thread was deleted.
         """
         if limit is not None:
             check_count(limit, "limit")
         if kind is not None:
             check_kind(kind)
         label, tag, wanted = check_text(label, "label"), check_text(tag, "tag"), check_metadata(metadata)
+        check_time(since, "since"), check_time(until, "until")
         tip = self._readable()
         if tip is None or (tip.head is None and not everything):
             return iter(())
@@ -548,6 +553,8 @@ class Thread(Handle[S]):
                 and (tag is None or tag in checkpoint.tags)
                 and (kind is None or checkpoint.kind == kind)
                 and (not wanted or _holds(checkpoint.metadata, wanted))
+                and (since is None or checkpoint.created_at >= since)
+                and (until is None or checkpoint.created_at < until)
             )
 
         ordered = parts if newest_first else parts[::-1]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar, cast
 from backtrail.engine import log
 from backtrail.engine.search import query
 from backtrail.errors import Invalid
-from backtrail.models import Hit, Items
+from backtrail.models import Hit, Items, micros
 
 MAX_ID: Final = 512
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -470,6 +470,18 @@ def check_days(value: Any, what: str) -> int:
     if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < 1e7:  # noqa: PLR2004
         raise Invalid(f"{what} must be a timedelta or a number of days above 0, not {value!r}", code="invalid.argument")
     return max(int(days * 86_400_000_000), 1)
+
+
+def check_time(value: Any, what: str) -> int | None:
+    """Return a time, given as a datetime with a time zone, in microseconds since 1970; None for None."""
+    if value is None:
+        return None
+    if not isinstance(value, dt.datetime) or value.tzinfo is None:
+        raise Invalid(
+            f"{what} must be a datetime with a time zone, such as datetime.now(UTC) - timedelta(days=1), not {value!r}",
+            code="invalid.argument",
+        )
+    return micros(value)
 
 
 def check_timeout(value: Any) -> float | None:

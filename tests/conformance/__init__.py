@@ -13,6 +13,7 @@ subject; none of them knows which backend it runs on, and there are no exemption
 
 from __future__ import annotations
 
+from tests.conformance.activity import Activity
 from tests.conformance.adapters import Adapting
 from tests.conformance.agent_checkpoints import AgentCheckpoints, Guarding, Scheduling
 from tests.conformance.agents import AgentNames, Agents, AgentVersions
@@ -66,6 +67,7 @@ class StoreConformance(
     Beside,
     Roots,
     History,
+    Activity,
     Refs,
     Parts,
     Differences,

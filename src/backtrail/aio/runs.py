@@ -49,9 +49,22 @@ class Runs:
         return await self._executor.apart(self._sync.__contains__, session_id)
 
     @called
-    async def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
-        """Return the runs, newest activity first, at most `limit` of them."""
-        return await self._executor.apart(self._sync.list, agent=agent, status=status, limit=limit)
+    async def list(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        limit: int | None = None,
+    ) -> Records:
+        """Return the runs, newest activity first, at most `limit` of them.
+
+        `since` and `until` list runs whose last write was in that time.
+        """
+        return await self._executor.apart(
+            self._sync.list, agent=agent, status=status, since=since, until=until, limit=limit
+        )
 
     @called
     async def recover(

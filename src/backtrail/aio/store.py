@@ -132,19 +132,47 @@ class Store:
         prefix: str | None = None,
         kind: str | None = None,
         forked_from: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         limit: int | None = None,
         after: ThreadInfo | str | None = None,
     ) -> AsyncGenerator[ThreadInfo, None]:
         """List the threads, latest activity first, without loading states.
 
-        `forked_from` is the id of a thread: list its forks. `after` continues after a thread: an info from an earlier
-        listing, or an id.
+        `forked_from` is the id of a thread: list its forks. `since` and `until` list threads whose last write was in
+        that time. `after` continues after a thread: an info from an earlier listing, or an id.
         """
         pages = self._executor.pages(
-            self._sync.threads, agent=agent, prefix=prefix, kind=kind, forked_from=forked_from, limit=limit, after=after
+            self._sync.threads,
+            agent=agent,
+            prefix=prefix,
+            kind=kind,
+            forked_from=forked_from,
+            since=since,
+            until=until,
+            limit=limit,
+            after=after,
         )
         async for found in pages:
             yield found
+
+    async def activity(
+        self,
+        *,
+        agent: str | None = None,
+        kind: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        limit: int | None = None,
+    ) -> AsyncGenerator[Checkpoint[Any], None]:
+        """Give the checkpoints of all threads, agents, conversations and runs, newest first, without loading states.
+
+        Checkpoints that a rewind took out of view are included. `kind` and `agent` restrict the list. Times are those
+        of the writers' clocks; the checkpoints of one thread are in the order in which they were saved.
+        """
+        pages = self._executor.pages(self._sync.activity, agent=agent, kind=kind, since=since, until=until, limit=limit)
+        async for found in pages:
+            yield Checkpoint(self._executor, found)
 
     @called
     async def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002 - the name users know
@@ -239,6 +267,8 @@ class Store:
         agent: str | None = None,
         thread: str | None = None,
         kind: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         order: str = "newest",
         limit: int = 20,
         after: Hit | str | None = None,
@@ -248,9 +278,9 @@ class Store:
 
         A message matches if it has all words; "quoted words" must follow each other, and star* matches the beginning of
         a word. Case and accents are ignored. `contains` searches for the query as one text, also inside words. `agent`,
-        `thread` and `kind` restrict the search. `order="score"` sorts the newest 1,000 matches by score. `after`
-        continues after a hit or its cursor. New messages are indexed first; `progress` reports that. Not inside a
-        transaction.
+        `thread` and `kind` restrict the search, `since` and `until` the time of a message. `order="score"` sorts the
+        newest 1,000 matches by score. `after` continues after a hit or its cursor. New messages are indexed first;
+        `progress` reports that. Not inside a transaction.
         """
         work = partial(
             self._sync.search,
@@ -259,6 +289,8 @@ class Store:
             agent=agent,
             thread=thread,
             kind=kind,
+            since=since,
+            until=until,
             order=order,
             limit=limit,
             after=after,

@@ -186,15 +186,18 @@ class Thread(Generic[S]):
         tag: str | None = None,
         kind: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         everything: bool = False,
         ancestors: bool = False,
     ) -> AsyncGenerator[Checkpoint[S], None]:
         """Give the checkpoints from the root to the head, without loading their states.
 
         `before` leaves out a checkpoint and all later ones. `label`, `tag`, `kind` and `metadata` keep the checkpoints
-        that match. `everything` includes checkpoints that are out of view, in the order in which they were saved.
-        `ancestors` includes the history of the threads that this thread was forked from, as far as they exist: the
-        oldest checkpoint then has a `parent_id` only if an older thread was deleted.
+        that match; `since` and `until` keep those that were saved in that time, by the writers' clocks. `everything`
+        includes checkpoints that are out of view, in the order in which they were saved. `ancestors` includes the
+        history of the threads that this thread was forked from, as far as they exist: the oldest checkpoint then has a
+        `parent_id` only if an older thread was deleted.
         """
         pages = self._executor.pages(
             self._sync.history,
@@ -205,6 +208,8 @@ class Thread(Generic[S]):
             tag=tag,
             kind=kind,
             metadata=metadata,
+            since=since,
+            until=until,
             everything=everything,
             ancestors=ancestors,
         )

@@ -21,7 +21,7 @@ from backtrail.runs.lease import check_free
 from backtrail.runs.recorder import INTERRUPTED, JOURNAL, MOVES, SPACE, JournalThread, status_note
 from backtrail.runs.strategies import RunState, RunStatus, ToolCallRecord, record_of
 from backtrail.thread import Thread
-from backtrail.validation import LEASE, check_count, check_id, plain
+from backtrail.validation import LEASE, check_count, check_id, check_time, plain
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -96,26 +96,45 @@ class Runs:
         tip = self._engine.session.reader.tip(JOURNAL, plain(session_id))
         return tip is not None and tip.head is not None
 
-    def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
-        """Return the runs, newest activity first, at most `limit` of them."""
+    def list(
+        self,
+        *,
+        agent: str | None = None,
+        status: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        limit: int | None = None,
+    ) -> Records:
+        """Return the runs, newest activity first, at most `limit` of them.
+
+        `since` and `until` list runs whose last write was in that time.
+        """
         if limit is not None:
             check_count(limit, "limit")
         if status is not None and status not in [*RunState]:
             raise Invalid(f"status is one of {', '.join(RunState)}, not {status!r:.100}", code="invalid.argument")
-        runs = (self._read(record) for record in self._candidates(status, agent))
+        start, end = check_time(since, "since"), check_time(until, "until")
+        runs = (
+            self._read(record)
+            for record, written in self._candidates(status, agent)
+            if (start is None or written >= start) and (end is None or written < end)
+        )
         wanted = (run for run in runs if run is not None and (run.damaged or status in (None, run.status.name)))
         return [*islice(wanted, limit)]
 
-    def _candidates(self, status: str | None, agent: str | None) -> Iterator[ThreadRecord]:
-        """Give the runs that may have a status, judged by the newest rows of their journals; None: all runs."""
+    def _candidates(self, status: str | None, agent: str | None) -> Iterator[tuple[ThreadRecord, int]]:
+        """Give the runs that may have a status, judged by the newest rows of their journals; None: all runs.
+
+        Each comes with the time of its last write to the journal.
+        """
         if status is None:
-            yield from (record for record, _ in self._listed(JOURNAL, agent))
+            yield from ((record, newest.created_at) for record, newest in self._listed(JOURNAL, agent))
             return
         checkpoints = self._listed(SPACE, agent, _MANY)
         moved = {record.name for record, newest in checkpoints if newest.op in MOVES}
         for record, newest in self._listed(JOURNAL, agent, _MANY):
             if status_note(record, newest).get("status", status) == status or record.name in moved:
-                yield record
+                yield record, newest.created_at
 
     def recover(
         self,

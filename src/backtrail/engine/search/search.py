@@ -67,6 +67,13 @@ class Where(NamedTuple):
     """Threads that the search skips."""
 
 
+class Period(NamedTuple):
+    """The time of the messages that a search looks at, in microseconds since 1970; `None` means no limit."""
+
+    since: int | None = None
+    until: int | None = None
+
+
 class _ScoredHit(NamedTuple):
     hit: IndexHit
     match: TextMatch
@@ -84,6 +91,7 @@ def newest(
     reader: StoreReader,
     query: Query,
     where: Where,
+    period: Period,
     *,
     after: SearchCursor | None,
     limit: int,
@@ -91,13 +99,14 @@ def newest(
 ) -> list[Hit]:
     """Return matching messages, newest first."""
     catch_up(reader, progress=progress)
-    return list(map(_hit, islice(_matching(reader, query, where, after), limit)))
+    return list(map(_hit, islice(_matching(reader, query, where, period, after), limit)))
 
 
 def best(
     reader: StoreReader,
     query: Query,
     where: Where,
+    period: Period,
     *,
     after: SearchCursor | None,
     limit: int,
@@ -105,7 +114,9 @@ def best(
 ) -> list[Hit]:
     """Return matching messages, highest score first, from the newest `RANKED` matches."""
     catch_up(reader, progress=progress)
-    ranked = sorted(islice(_matching(reader, query, where, None), RANKED), key=lambda each: each.rank, reverse=True)
+    ranked = sorted(
+        islice(_matching(reader, query, where, period, None), RANKED), key=lambda each: each.rank, reverse=True
+    )
     if after is not None:
         ranked = [each for each in ranked if each.rank < (after.score, after.time, after.no)]
     return list(map(_hit, ranked[:limit]))
@@ -129,13 +140,19 @@ def one_of_each(reader: StoreReader, query: Query, where: Where, *, limit: int) 
     return list(map(_hit, hits.values()))
 
 
-def _matching(reader: StoreReader, query: Query, where: Where, after: SearchCursor | None) -> Iterator[_ScoredHit]:
+def _matching(
+    reader: StoreReader, query: Query, where: Where, period: Period, after: SearchCursor | None
+) -> Iterator[_ScoredHit]:
     place = None if after is None else (after.time, after.no)
+    if period.until is not None:
+        place = (period.until, 0) if place is None else min(place, (period.until, 0))
     size = _PAGE
     while True:
         page = reader.backend.find(query.phrases, **where._asdict(), after=place, limit=size)
         for hit in page:
             throttle.rest()
+            if period.since is not None and hit.entry.time < period.since:
+                return
             match = query.match(text_of(hit.entry))
             if match is not None:
                 yield _ScoredHit(hit, match)
