@@ -128,7 +128,19 @@ class Spine:
         """
         entries = self.levels[0]
         head = msgpack.array_head(len(entries) * (2 if self.is_mapping else 1))
-        return b"".join([kind, self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
+        return b"".join([kind, self._start or self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
+
+    def with_one_more(self, entry: Entry) -> Spine | None:
+        """Return the spine with one more entry at its end; None if that closes a chunk."""
+        entries, *closed = self.levels
+        weight = self.weight + len(entry)
+        if weight >= LEAF_MIN and (
+            len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
+        ):
+            return None
+        size = entry.size if type(entry) is Rep else len(entry)
+        measures = self.length + 1, self.size + size, weight, self._start or self.start
+        return Spine(self.code, self.attrs, ([*entries, entry], *closed), measures)
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
@@ -204,13 +216,13 @@ def read_spine(nodes: Nodes, ref: Ref) -> Spine:
 class Builder:
     """Builds a spine from entries and whole chunks, from the left, and closes chunks by their content."""
 
-    def __init__(self, nodes: Nodes, code: int, attrs: Attrs = None) -> None:
+    def __init__(self, nodes: Nodes, code: int, attrs: Attrs = None, levels: Sequence[Sequence[Any]] = ((),)) -> None:
         self._nodes = nodes
         self._code = code
         self._attrs = attrs
         self._mapping = code in msgpack.MAPPINGS
-        self._levels: list[list[Any]] = [[]]
-        self._weights = [0]
+        self._levels: list[list[Any]] = list(map(list, levels))
+        self._weights = [sum([len(each.data if at else each) for each in level]) for at, level in enumerate(levels)]
         self.sealed = False
         """Whether the builder closed a leaf."""
 
@@ -472,14 +484,17 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     """
     if len(new) == 1:
         append = start == spine.length
-        changed = with_one_more(spine, new[0]) if append else with_one_replaced(spine, start, stop, new[0])
+        changed = spine.with_one_more(new[0]) if append else with_one_replaced(spine, start, stop, new[0])
         if changed is not None:
             return changed, False
-    builder = Builder(nodes, spine.code, spine.attrs)
-    _copy(nodes, spine, builder, 0, start)
+    append = start == stop == spine.length
+    builder = Builder(nodes, spine.code, spine.attrs, spine.levels if append else ((),))
+    if not append:
+        _copy(nodes, spine, builder, 0, start)
     builder.extend(new)
-    _copy(nodes, spine, builder, stop, spine.length)
-    return builder.spine(), builder.sealed and start == stop == spine.length
+    if not append:
+        _copy(nodes, spine, builder, stop, spine.length)
+    return builder.spine(), builder.sealed and append
 
 
 def _copy(nodes: Nodes, spine: Spine, builder: Builder, first: int, last: int) -> None:
@@ -523,13 +538,3 @@ def with_one_replaced(spine: Spine, start: int, stop: int, entry: Entry) -> Spin
     measures = spine.length, spine.size - size_of(old) + size_of(entry), weight, None
     return Spine(spine.code, spine.attrs, ([*entries[:start], entry, *entries[stop:]],), measures)
 
-
-def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
-    """Return the spine with one more entry at its end; None if that closes a chunk."""
-    entries, weight = spine.levels[0], spine.weight + len(entry)
-    if weight >= LEAF_MIN and (
-        len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
-    ):
-        return None
-    measures = spine.length + 1, spine.size + size_of(entry), weight, spine.start
-    return Spine(spine.code, spine.attrs, ([*entries, entry], *spine.levels[1:]), measures)
