@@ -28,7 +28,6 @@ from backtrail.engine.compression import squeeze
 from backtrail.engine.manifests import AGENT, CONVERSATION
 from backtrail.engine.reader import Chain, LogReader, Tip
 from backtrail.engine.tree import msgpack
-from backtrail.engine.tree.nodes import SPINE
 from backtrail.engine.tree.tree import Tree
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 
@@ -440,9 +439,8 @@ def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
         nodes = tree.nodes
         kept = payload.reachable(nodes, payload.refs_of(tree.rep))
         nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in stored.chunks})
-        for digest, node in kept.items():
-            if node.kind == SPINE:  # the next write starts from the spine
-                nodes.keep(digest, node)
+        for digest, node in kept.items():  # the next change often begins with them
+            nodes.keep(digest, node)
         tree = tree._replace(nodes=nodes)
     if stored.is_base or chain is None:
         return Chain(tree, 0, 0, stored.inlined)
