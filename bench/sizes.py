@@ -44,8 +44,8 @@ def _steps(directory: Path, count: int) -> list[Figure]:
         store.gc()
     left = path.stat().st_size / count
     return [
-        Figure(f"file, bytes per 1 KB step: {count:,} as written", written, gate=1200, goal=1000, unit="B"),
-        Figure(f"file, bytes per 1 KB step: {count:,} after gc()", left, gate=700, goal=550, unit="B"),
+        Figure(f"file, bytes per 1 KB step: {count:,} as written", written, gate=1000, goal=900, unit="B"),
+        Figure(f"file, bytes per 1 KB step: {count:,} after gc()", left, gate=580, goal=500, unit="B"),
     ]
 
 
