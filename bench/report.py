@@ -43,7 +43,6 @@ SHOWN = (
     "append to a long conversation /",
     "warm last 20 of a long conversation /",
     "checkpoint of an agent with many conversations /",
-    "SQL statements of a restore",
     "a call of a run: intent",
     "resuming a long run /",
     "PostgreSQL: append at 10,000 / raw",

@@ -220,7 +220,7 @@ def test_figure_names_do_not_depend_on_scale(group, tmp_path):
     gated = [figure for figure in first if figure.gate]
     assert [figure.gate for figure in gated] == [1.5, 1.5, 3.0, 60 + TINY.agents.many]
     shown = [figure.name for figure in first if figure.name.startswith(report.SHOWN)]
-    assert shown == [figure.name for figure in gated]
+    assert shown == [figure.name for figure in gated[:3]]
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -214,8 +214,9 @@ def _decompress_with(content: bytes, kind: int) -> Work:
 
 
 def _compress_large() -> Work:
-    flags = {"write_content_size": True, "write_checksum": False, "write_dict_id": False}
-    return zstandard.ZstdCompressor(level=LEVEL, **flags).compress
+    return zstandard.ZstdCompressor(
+        level=LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False
+    ).compress
 
 
 def _compress_small() -> Work:

@@ -335,12 +335,12 @@ class LogWriter:
         uid = tip.record.uid if tip else os.urandom(log.UID_BYTES)
         created = NewThread(key.space, key.name, uid, agent, at, origin)
         no = tip.record.no if tip else -1
-        moved = tip is not None and tip.before is not None and tip.head is not None  # the head is moved first
-        visible = ((no, tip.head.seq),) if moved else ()
+        moved = tip if tip is not None and tip.before is not None else None  # the head is moved first
+        visible = ((no, moved.head.seq),) if moved and moved.head else ()
         hide, examined = retention.retired(self._reader, tip, row) if tip and not fork else retention.Retired()
         batch = Batch(
             threads=() if tip else (created,),
-            rows=((no, tip.newest),) if moved else (),
+            rows=((no, moved.newest),) if moved and moved.head else (),
             renew=((no, created),) if renewed else (),
             visible=visible if fork is None else ((fork.thread, fork.row.seq), *visible),
             hide=tuple([(no, seq) for seq in hide]),
