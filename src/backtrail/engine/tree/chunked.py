@@ -379,29 +379,27 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
     wanted: list[Entry] = []
     end = spine.length if stop is None else stop
     closed = spine.length - len(spine.levels[0])
-    if start >= closed:
-        return spine.levels[0][start - closed : end - closed]
+    for first, chunk in _leaves_between(nodes, spine, start, end) if start < closed else ():
+        leaf = nodes.node(chunk.digest, LEAF)
+        wanted += leaf_entries(leaf, max(start - first, 0), min(end - first, chunk.length), mapping=spine.is_mapping)
+    return wanted + spine.levels[0][max(start - closed, 0) : max(end - closed, 0)]
 
-    def walk(pos: int, level: int, element: Any) -> int:
-        count = 1 if level == 0 else int(element.length)
-        if pos + count > start and pos < end:
-            if level == 0:
-                wanted.append(element)
-            elif level == 1:
-                leaf = nodes.node(element.digest, LEAF)
-                wanted.extend(leaf_entries(leaf, max(start - pos, 0), min(end - pos, count), mapping=spine.is_mapping))
-            else:
-                inner = pos
-                for child in nodes.node(element.digest, INNER).chunks():
-                    inner = walk(inner, level - 1, child)
-        return pos + count
 
-    pos = 0
-    for level, element in elements(spine):
-        if pos >= end:
-            break
-        pos = walk(pos, level, element)
-    return wanted
+def _leaves_between(nodes: Nodes, spine: Spine, start: int, end: int) -> Iterator[tuple[int, Chunk]]:
+    """Yield the leaves that hold the entries from `start` to `end`, with the positions of their first entries."""
+    first, todo = (
+        0,
+        [(level, chunk) for level in range(1, len(spine.levels)) for chunk in reversed(spine.levels[level])],
+    )
+    while todo and first < end:
+        level, chunk = todo.pop()
+        if first + chunk.length <= start:
+            first += chunk.length
+        elif level > 1:
+            todo += [(level - 1, child) for child in reversed(nodes.node(chunk.digest, INNER).chunks())]
+        else:
+            yield first, chunk
+            first += chunk.length
 
 
 def entry_at(nodes: Nodes, spine: Spine, pos: int) -> Entry:
@@ -492,31 +490,17 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
             return changed, False
         leaf = None if append else _leaf_with(nodes, spine, start, new[0])
     builder = Builder(nodes, spine.code, spine.attrs, spine.levels if append else ((),))
-    if leaf is not None:
-        start, stop, chunk = leaf
-        _copy(nodes, spine, builder, 0, start)
-        builder.put(1, chunk)
-        _copy(nodes, spine, builder, stop, spine.length)
-    elif append:
+    if append:
+        builder.extend(new)
+        return builder.spine(), builder.sealed
+    first, last, chunk = leaf or (start, stop, None)
+    _copy(nodes, spine, builder, 0, first)
+    if chunk is None:
         builder.extend(new)
     else:
-        _copy(nodes, spine, builder, 0, start)
-        builder.extend(new)
-        _copy(nodes, spine, builder, stop, spine.length)
-    return builder.spine(), builder.sealed and append
-
-
-def _leaf_at(nodes: Nodes, spine: Spine, pos: int) -> tuple[int, Chunk]:
-    """Return the leaf that holds the entry at a position, and the position of the leaf's first entry."""
-    first, todo = 0, list(elements(spine))[::-1]
-    while True:
-        level, chunk = todo.pop()
-        if pos >= first + chunk.length:
-            first += chunk.length
-        elif level == 1:
-            return first, chunk
-        else:
-            todo += [(level - 1, child) for child in reversed(nodes.node(chunk.digest, INNER).chunks())]
+        builder.put(1, chunk)
+    _copy(nodes, spine, builder, last, spine.length)
+    return builder.spine(), False
 
 
 def _leaf_with(nodes: Nodes, spine: Spine, pos: int, entry: Entry) -> tuple[int, int, Chunk] | None:
@@ -524,9 +508,10 @@ def _leaf_with(nodes: Nodes, spine: Spine, pos: int, entry: Entry) -> tuple[int,
 
     None if the old entry is in no leaf, or if the leaf would be cut elsewhere.
     """
-    if pos >= spine.length - len(spine.levels[0]):
+    found = next(_leaves_between(nodes, spine, pos, pos + 1), None)
+    if found is None:
         return None
-    first, (digest, length, size, keys, _) = _leaf_at(nodes, spine, pos)
+    first, (digest, length, size, keys, _) = found
     node, at = nodes.node(digest, LEAF), pos - first
     data, bounds = node.data, _bounds(node, mapping=spine.is_mapping)
     more = len(entry) - bounds[at + 1] + bounds[at]
