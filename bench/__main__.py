@@ -20,8 +20,10 @@ from bench import (
     cold,
     commands,
     dicts,
+    instructions,
     loads,
     machine,
+    memory,
     peers,
     plot,
     postgres,
@@ -44,10 +46,12 @@ R = TypeVar("R", bound="Result")
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
     "append": saves.appends,
+    "instructions": instructions.instructions,
     "plain": saves.plain,
     "dicts": dicts.dicts,
     "peers": peers.peers,
     "sizes": sizes.sizes,
+    "memory": memory.memory,
     "loads": loads.loads,
     "cold": cold.cold,
     "async": aio.coroutines,

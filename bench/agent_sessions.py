@@ -23,8 +23,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import backtrail
 from backtrail.adapters.openai import BacktrailSession
+from bench.figures import Figure
 from bench.raw import pages
-from bench.sides import Compared, Race, against, measure, raced, script, share
+from bench.sides import FULL, Compared, Race, against, measure, raced, script, share
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from agents.memory import Session
 
-    from bench.figures import Figure
     from bench.place import Place
     from bench.sides import Scale, Side, Turn
 
@@ -153,7 +153,7 @@ def sessions(directory: Path, place: Place | None, scale: Scale) -> Compared:
             chats += _on_postgres(place, turns[: scale.fewer], scale, runner, stack)
             place.settle()
         sides = measure(chats, scale)
-    return Compared(_figures({side.name: side for side in sides}), sides=sides)
+    return Compared(_figures({side.name: side for side in sides}, scale), sides=sides)
 
 
 def _on_sqlite(
@@ -194,12 +194,17 @@ def _pages(path: Path) -> int:
     return int(count) * int(size)
 
 
-def _figures(sides: dict[str, Side]) -> list[Figure]:
+def _figures(sides: dict[str, Side], scale: Scale) -> list[Figure]:
     """Hold each of their sessions against ours on the same database."""
     figures = []
     for theirs, ours in {SQLITE: OURS, ALCHEMY: OURS, ALCHEMY_POSTGRES: OURS_POSTGRES}.items():
         if theirs in sides:
             figures += against(sides[theirs], sides[ours], sides[ITSELF], {})
+    marks = {"gate": 1.0, "goal": 0.8} if scale.turns == FULL.turns else {}
+    turns = min(len(sides[name].taken) for name in (OURS, SQLITE))
+    alone = sides[ITSELF].total(turns).wall
+    one, other = (sides[name].total(turns).wall - alone for name in (OURS, SQLITE))
+    figures.append(Figure(f"{OURS} / {SQLITE}: a turn without {ITSELF}", one / other, samples=turns, **marks))
     figures.append(share(sides[ITSELF], sides[OURS]))
     for name, side in sides.items():
         figures += raced(side, gated=name.startswith(OURS))

@@ -55,6 +55,7 @@ def agents(directory: Path, scale: Scale) -> Result:
             stack.callback(agent.close)
         figures += _checkpoints(used, scale)
         figures += _restores(used[MANY], sizes)
+        figures.append(_statements(used[MANY]))
         figures += _searches(used[MANY], scale)
     return Result(figures)
 
@@ -220,7 +221,7 @@ def _checkpoints(used: dict[str, Agent], scale: Scale) -> list[Figure]:
     for name, agent in used.items():
         actions |= {f"{name} goes on": agent.go_on, name: agent.checkpoint}
     before, said = many.payload(), many.said
-    times = take_turns(actions, scale.rounds, scale.budget, always=frozenset(actions))
+    times = take_turns(actions, scale.rounds, scale.budget, always=frozenset(actions), in_order=True)
     count = len(times[MANY].taken) + 1
     stored = (many.payload() - before - (many.said - said)) / count
     what = "checkpoint of an agent with many conversations"
@@ -243,7 +244,7 @@ def _restores(agent: Agent, sizes: Agents) -> list[Figure]:
         "after": lambda: weighed.append(agent.payload()),
         "load": agent.load,
     }
-    times = take_turns(actions, sizes.restores, 0, always=frozenset(actions))
+    times = take_turns(actions, sizes.restores, 0, always=frozenset(actions), in_order=True)
     added = [after - before for before, after in list(pairwise(weighed))[::2]]
     what, note = "restore of an agent with many conversations", f"{moved:,} of {agent.note} had gone on"
     return [
@@ -251,6 +252,21 @@ def _restores(agent: Agent, sizes: Agents) -> list[Figure]:
         _figure(f"{what} / loading them one by one", times["restore"], times["load"], note),
         Figure(f"bytes of a {what}", statistics.fmean(added), unit="B", samples=len(added), note=note),
     ]
+
+
+def _statements(agent: Agent) -> Figure:
+    """Count the SQL statements of a restore after some conversations have changed."""
+    point = agent.checkpoint()
+    agent.go_on(max(len(agent.ids) // GONE_ON, 1))
+    count = len(agent.ids)
+    statements: list[str] = []
+    with agent.store._backend._shared.use() as connection:  # type: ignore[attr-defined]  # noqa: SLF001 - to count them
+        connection.exec_trace = lambda _, statement, __: not statements.append(statement)
+    agent.store.agents.restore(point.id)
+    with agent.store._backend._shared.use() as connection:  # type: ignore[attr-defined]  # noqa: SLF001
+        connection.exec_trace = None
+    name = "SQL statements of a restore of an agent with many conversations"
+    return Figure(name, len(statements), gate=60 + count, goal=60, unit="statements", note=f"{count:,} conversations")
 
 
 # -- search -----------------------------------------------------------------------------------------
@@ -270,6 +286,6 @@ def _searches(agent: Agent, scale: Scale) -> list[Figure]:
         assert query(), name
     late = "a rare word, right after an append"
     actions: dict[str, Action] = {"append": agent.go_on, late: queries["a rare word"], **queries}
-    times = take_turns(actions, scale.load_rounds, scale.budget, always=frozenset(("append", late)))
+    times = take_turns(actions, scale.load_rounds, scale.budget, always=frozenset(("append", late)), in_order=True)
     note = f"{store.stats().indexed:,} messages"
     return [_time(f"search for {name}", times[name], note) for name in (*queries, late)]

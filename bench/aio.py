@@ -46,7 +46,7 @@ def coroutines(directory: Path, scale: Scale) -> Result:
     figures = []
     for where, threads in (("a thread each", scale.coroutines), ("one thread", 1)):
         each, one_by_one, grouped = rates(_files(directory / where), scale, threads)
-        marks = {"gate": 4, "goal": 5} if threads > 1 else {}
+        marks = {"gate": 2, "goal": 3} if threads > 1 else {}
         alone, awaited = each.median.over(grouped.median), one_by_one.median.over(grouped.median)
         figures += [
             Figure(f"{count}, {where}: one commit each / grouped", *alone, **marks, **rate),

@@ -1,11 +1,14 @@
 """Time: actions taken in turns, so that whatever disturbs the machine disturbs all of them alike.
 
-Only times of one loop are ever compared. Each action has run once before the loop begins.
+Only times of one loop are ever compared. Each action has run once before the loop begins. Each round has another order:
+an action that always comes after a large one, which leaves the processor's caches cold, would seem to take up to twice
+its time.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -53,9 +56,14 @@ def timed(action: Action) -> Cost:
 
 
 def take_turns(
-    actions: dict[str, Action], rounds: int, budget: float, *, always: frozenset[str] = frozenset()
+    actions: dict[str, Action],
+    rounds: int,
+    budget: float,
+    *,
+    always: frozenset[str] = frozenset(),
+    in_order: bool = False,
 ) -> dict[str, Times]:
-    """Take the actions in turns and return their times.
+    """Take the actions in turns and return their times; `in_order`: one action prepares the next.
 
     An action that would exceed its budget skips some rounds, evenly, unless it is in `always`. The garbage collector
     ignores objects from before the loop, because their number depends on the benchmark.
@@ -65,11 +73,14 @@ def take_turns(
         taken = timed(action).wall
         shares[name] = rounds if name in always else min(rounds, max(LEAST, int(budget / taken)))
     times = {name: Times() for name in actions}
+    order, rng = list(actions.items()), random.Random(1)
     gc.collect()
     gc.freeze()
     try:
         for at in range(rounds):
-            for name, action in actions.items():
+            if not in_order:
+                rng.shuffle(order)
+            for name, action in order:
                 share = shares[name]
                 if (at + 1) * share // rounds > at * share // rounds:
                     times[name].taken.append(timed(action))

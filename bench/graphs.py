@@ -28,7 +28,7 @@ from langgraph.graph.message import _messages_delta_reducer, add_messages  # Lan
 from backtrail.adapters.langgraph import BacktrailSaver
 from bench.langgraph import on_postgres, on_sqlite, size_on_sqlite, synchronous
 from bench.raw import pages
-from bench.sides import Compared, Race, against, measure, raced, script, share
+from bench.sides import Compared, Race, against, measure, raced, script, share, turns_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +45,13 @@ DELTA = ", delta channel"
 LOAD, LIST, VALUES = "load latest", "list(limit=10)", "list(limit=10), values read"
 RACE, AGAIN = "invokes at once", "invokes at once, again after an error"
 TRIES = 200
-MARKS: dict[str, dict[str, float]] = {"bytes": {"gate": 300}, "time": {"gate": 3, "goal": 10}, LIST: {"gate": 50}}
+MARKS: dict[str, dict[str, float]] = {"bytes": {"gate": 300}, LIST: {"gate": 50}}
 """Beside SqliteSaver, after this many turns."""
+TURNS: dict[str, dict[int, dict[str, float]]] = {
+    SQLITE: {10: {"gate": 1.0, "goal": 0.7}, 100: {"gate": 0.7, "goal": 0.5}, 1_000: {"gate": 0.2, "goal": 0.1}},
+    SQLITE + DELTA: {10: {"gate": 1.0, "goal": 0.7}, 1_000: {"gate": 0.4, "goal": 0.25}},
+}
+"""Of a turn, beside each of these savers, in a full run."""
 MARKED = 1_000
 
 
@@ -239,6 +244,8 @@ def _figures(sides: dict[str, Side], scale: Scale) -> list[Figure]:
         if theirs in sides:
             marks = MARKS if theirs == SQLITE and scale.turns == MARKED else {}
             figures += against(sides[theirs], sides[ours], sides[ITSELF], marks)
+            turns = TURNS.get(theirs, {}) if scale.turns == MARKED else {}
+            figures += turns_at(sides[ours], sides[theirs], scale, turns)
     figures += against(sides[SQLITE + DELTA], sides[OURS + DELTA], sides[ITSELF], {})
     for name in (OURS, SQLITE):
         figures.append(share(sides[ITSELF], sides[name]))

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from bench.scale import Scale
 
 DEFAULT, DELTA = "PostgresSaver", "PostgresSaver, delta channel"
-MARKS: dict[tuple[str, str, int], dict[str, float]] = {
-    (DEFAULT, APPEND, 1_000): {"gate": 60, "goal": 80},
-    (DEFAULT, APPEND, 10_000): {"gate": 500, "goal": 600},
-}
 
 
 def postgres(directory: Path, scale: Scale) -> Result:
@@ -79,7 +75,7 @@ def _saves(place: Place, scale: Scale) -> Iterator[Figure]:
     note = place.settings()
     yield Figure("PostgreSQL: raw insert", wall * 1e3, cpu * 1e3, unit="ms", samples=scale.rounds, note=note)
     for name, (way, _) in names.items():
-        said, marks = (f" of {size} bytes", {"gate": 1.4, "goal": 1.15}) if way == APPEND else ("", {})
+        said, marks = (f" of {size} bytes", {"gate": 1.4, "goal": 1.2}) if way == APPEND else ("", {})
         yield ratio(f"PostgreSQL: {name} / raw insert{said}", times[name], times["raw"].mean, **marks)
 
 
@@ -107,8 +103,7 @@ def _peers_at(place: Place, history: list[Message], scale: Scale, stack: ExitSta
     times = take_turns(kept, rounds, scale.budget, always=frozenset((APPEND, DELTA)))
     figures = []
     for name in (DEFAULT, DELTA):
-        marks = {way: MARKS.get((name, way, length), {}) for way in (APPEND, PLAIN)}
-        figures += peers.figures(name, length, times, kept[name].added(), said="", marks=marks)
+        figures += peers.figures(name, length, times, kept[name].added(), said="", marks={})
     return figures
 
 

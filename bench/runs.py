@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bench.clock import Times
     from bench.scale import Scale
 
+STRATEGIES: dict[str, Any] = {"never": Never(), "each": AfterToolCall()}
+"""AfterToolCall is the default."""
 CALLS = 10
 """Calls of one iteration; its end is not measured with them."""
 
@@ -30,17 +32,24 @@ CALLS = 10
 def runs(directory: Path, scale: Scale) -> Result:
     """Measure calls, then iterations of a short run and of a long one, then resuming the long one."""
     with ExitStack() as stack:
-        appended = _store(directory / "append.db", stack)
-        thread: backtrail.Thread[Any] = appended.thread("t")
+        stores = {name: _store(directory / f"{name}.db", stack) for name in ("append", *STRATEGIES)}
+        thread: backtrail.Thread[Any] = stores["append"].thread("t")
         thread.save({"messages": []})
         told = iter(Messages(3).many(scale.rounds + 1))
         actions: dict[str, Any] = {"append": lambda: thread.append("messages", next(told))}
-        for name, strategy in (("never", Never()), ("each", AfterToolCall())):
-            actions[name] = Calls(_store(directory / f"{name}.db", stack), strategy, scale.rounds, stack)
+        for name, strategy in STRATEGIES.items():
+            actions[name] = Calls(stores[name], strategy, scale.rounds, stack)
+        stored = {name: -store.stats().payload_bytes for name, store in stores.items()}
         times = take_turns(actions, scale.rounds, scale.budget)
+        for name, store in stores.items():
+            stored[name] = (stored[name] + store.stats().payload_bytes) / (len(times[name].taken) + 1)
+    default = "a call of a run with its checkpoint / append"
+    cpu = times["each"].median.over(times["append"].median).cpu
     figures = [
-        _figure("a call of a run: intent + result / append", times["never"], times["append"], gate=2.2),
-        _figure("a call of a run with its checkpoint / append", times["each"], times["append"]),
+        _figure("a call of a run: intent + result / append", times["never"], times["append"]),
+        _figure(default, times["each"], times["append"]),
+        Figure(f"{default}: CPU", cpu, gate=2.5, goal=2.0, samples=len(times["each"].taken)),
+        Figure(f"{default}: bytes", stored["each"] / stored["append"], gate=2.0, goal=1.5),
     ]
     with ExitStack() as stack:
         few, many = scale.run_steps

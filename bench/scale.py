@@ -80,6 +80,8 @@ class Scale:
     """Of about 1 KB each."""
     many_keys: int = 100_000
     """Of a dict with small values."""
+    handles: int = 1_000
+    """Whose memory is measured."""
     forks: int = 60
     run_steps: tuple[int, int] = (10, 10_000)
     """Iterations of a short run and of a long one."""

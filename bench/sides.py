@@ -222,6 +222,17 @@ def against(theirs: Side, ours: Side, alone: Side, marks: dict[str, dict[str, fl
     return figures
 
 
+def turns_at(ours: Side, theirs: Side, scale: Scale, marks: dict[int, dict[str, float]]) -> list[Figure]:
+    """Hold a turn with our store against one with theirs, after so many turns: less is better for us."""
+    figures = []
+    for length in scale.lengths:
+        one, other = ours.ms(length, scale.window), theirs.ms(length, scale.window)
+        if one and other:
+            name = f"{ours.name} / {theirs.name}: a turn at {length:,}"
+            figures.append(Figure(name, one / other, samples=min(scale.window, length // 2), **marks.get(length, {})))
+    return figures
+
+
 def share(alone: Side, side: Side) -> Figure:
     """How much of the time of a side is the framework's own."""
     turns = len(side.taken)

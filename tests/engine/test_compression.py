@@ -299,31 +299,40 @@ def test_eight_threads_at_once_are_exact():
 def test_no_two_calls_share_a_context():
     used = []
 
-    def work(context, data):
-        used.append(context)
-        if len(data) > 1:
-            pool.call(work, data[1:])  # as another thread would, in the middle of this call
-        return b""
+    def make():
+        context = object()
 
-    pool = module._Pool(object)
-    pool.call(work, b"abc")
+        def work(data):
+            used.append(context)
+            if len(data) > 1:
+                pool(data[1:])  # as another thread would, in the middle of this call
+            return b""
+
+        return work
+
+    pool = module._Pool(make)
+    pool(b"abc")
     assert len(set(used)) == 3
-    pool.call(work, b"abc")
+    pool(b"abc")
     assert len(set(used)) == 3
 
 
 def test_context_of_a_failed_call_is_dropped():
-    used = []
+    made = []
 
-    def fail(context, data):
-        used.append(context)
-        raise ZeroDivisionError
+    def make():
+        made.append(make)
 
-    pool = module._Pool(object)
+        def fail(data):
+            raise ZeroDivisionError
+
+        return fail
+
+    pool = module._Pool(make)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            pool.call(fail, b"")
-    assert used[0] is not used[1]
+            pool(b"")
+    assert len(made) == 2
 
 
 def test_new_threads_make_no_new_contexts(monkeypatch):

@@ -740,3 +740,22 @@ def test_an_equal_path_of_other_steps_is_another_path():
         with pytest.raises(NotFound):
             thread.append((True,), "y")
         assert thread.load().state == [[], ["x"]]
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("seed", range(6))
+def test_replaced_entries_leave_the_tree_of_the_value(kind, seed):
+    """Entries of any length, most of them near the limits of leaves, are replaced by shorter and longer ones."""
+    rng = random.Random(seed)
+    size = rng.choice((20, 60, 400))
+    items = {f"key {at}": "x" * rng.randrange(size) for at in range(rng.choice((300, 1_500)))}
+    state = items if kind is dict else list(items.values())
+    tree = encode(state)
+    for _ in range(60):
+        at = rng.randrange(len(items))
+        value = rng.choice("abc") * rng.choice((rng.randrange(size), rng.randrange(3_000)))
+        step = f"key {at}" if kind is dict else at
+        state[step] = value
+        tree = tree.apply([[SET, [rep_in(tree, step) if kind is dict else at], Encoder(tree.nodes, TYPES).rep(value)]])
+        assert tree.root == encode(state).root
+        assert tree.size == encode(state).size

@@ -133,7 +133,7 @@ def test_the_gates_are_those_of_a_full_run(tmp_path):
         taken = [Cost((at + 1) * cost.wall, cost.cpu) for cost in costs]
         made[name] = sides.Side(name, "", taken, {500: 1, 1_000: 1}, reads)
     gates = [figure.gate for figure in graphs._figures(made, sides.FULL) if figure.gate]
-    assert gates == [300, 3, 50]
+    assert gates == [300, 50, 1.0, 0.7, 0.2, 1.0, 0.4]
     assert not any(figure.gate for figure in graphs._figures(made, sides.QUICK))
 
 

@@ -25,7 +25,8 @@ takes no locks, so a child process can be forked at any moment.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import zstandard
 
@@ -35,7 +36,8 @@ from backtrail.loading import loading
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-C = TypeVar("C")
+    Work = Callable[[bytes | memoryview], bytes]
+
 RAW: Final = 0
 ZSTD: Final = 1
 ZSTD_DICTIONARY1: Final = 2
@@ -64,24 +66,24 @@ _DENSEST: Final = 1 << 15
 """The most content bytes per byte of a frame: the densest zstd block holds 128 KB in four bytes."""
 
 
-class _Pool(Generic[C]):
-    """Idle zstd contexts of one kind. Making a context takes as long as compressing 20 small rows.
+class _Pool:
+    """Functions of idle zstd contexts of one kind. Making a context takes as long as compressing 20 small rows.
 
     A list's `pop` and `append` are atomic. A context whose call fails is dropped.
     """
 
-    def __init__(self, make: Callable[[], C]) -> None:
+    def __init__(self, make: Callable[[], Work]) -> None:
         self._make = make
-        self._idle: list[C] = []
+        self._idle: list[Work] = []
 
-    def call(self, work: Callable[[C, Any], bytes], data: bytes | memoryview) -> bytes:
-        """Return `work(context, data)`, with a context that no other thread uses meanwhile."""
+    def __call__(self, data: bytes | memoryview) -> bytes:
+        """Compress or decompress data, with a context that no other thread uses meanwhile."""
         try:
-            context = self._idle.pop()
+            work = self._idle.pop()
         except IndexError:
-            context = self._make()
-        result = work(context, data)
-        self._idle.append(context)
+            work = self._make()
+        result = work(data)
+        self._idle.append(work)
         return result
 
 
@@ -91,13 +93,13 @@ def squeeze(data: bytes, *, enabled: bool = True) -> bytes:
     if not enabled or size < TINY:
         return _RAW + data
     if size < SMALL:
-        codec, frame = _ZSTD_DICTIONARY1, _small.call(_compress, data)
+        codec, frame = _ZSTD_DICTIONARY1, _small(data)
         if size >= _LOOK_TWICE and len(frame) * 5 > size * 3:
-            alone = _large.call(_compress, data)
+            alone = _large(data)
             if len(alone) < len(frame):
                 codec, frame = _ZSTD, alone
     else:
-        codec, frame = _ZSTD, _large.call(_compress, data)
+        codec, frame = _ZSTD, _large(data)
     return codec + frame if len(frame) < size else _RAW + data
 
 
@@ -150,24 +152,16 @@ def unsqueeze(stored: bytes, *, limit: int) -> bytes:
     raise Corrupt(f"unknown codec {codec}; it may come from a newer backtrail", code="corrupt.encoding")
 
 
-def _read(pool: _Pool[zstandard.ZstdDecompressor], frame: memoryview, limit: int) -> bytes:
+def _read(pool: _Pool, frame: memoryview, limit: int) -> bytes:
     """Return the content of a frame. Its stated size is checked against `limit` first."""
     try:
         size = zstandard.frame_content_size(frame)
         if not 0 < size <= len(frame) * _DENSEST:  # -1: no size is stated; 0: writers never compress empty data
             raise Corrupt("a compressed frame does not state how much is in it", code="corrupt.encoding")
         _refuse_above(limit, size)
-        return pool.call(_decompress, frame)
+        return pool(frame)
     except zstandard.ZstdError as error:
         raise Corrupt(f"a compressed frame is damaged ({error})", code="corrupt.encoding") from error
-
-
-def _compress(context: zstandard.ZstdCompressor, data: bytes) -> bytes:
-    return context.compress(data)
-
-
-def _decompress(context: zstandard.ZstdDecompressor, frame: memoryview) -> bytes:
-    return context.decompress(frame, allow_extra_data=False)
 
 
 def _refuse_above(limit: int, size: int) -> None:
@@ -213,32 +207,34 @@ def _digested() -> zstandard.ZstdCompressionDict:
     return dictionary
 
 
-def _with_dictionary() -> zstandard.ZstdDecompressor:
+def _decompress_with(content: bytes, kind: int) -> Work:
     # Each context needs its own dictionary object: zstandard digests it at the first decompression, without a lock.
-    dictionary = zstandard.ZstdCompressionDict(dictionary1(), dict_type=zstandard.DICT_TYPE_FULLDICT)
-    return zstandard.ZstdDecompressor(dict_data=dictionary)
+    dictionary = zstandard.ZstdCompressionDict(content, dict_type=kind) if content else None
+    return partial(zstandard.ZstdDecompressor(dict_data=dictionary).decompress, allow_extra_data=False)
 
 
-_large: Final = _Pool(
-    lambda: zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False)
-)
-_small: Final = _Pool(lambda: zstandard.ZstdCompressor(compression_params=small_parameters(), dict_data=_digested()))
-_plain: Final = _Pool(zstandard.ZstdDecompressor)
-_primed: Final = _Pool(_with_dictionary)
-_last_beside: tuple[tuple[bytes, ...], _Pool[zstandard.ZstdDecompressor]] = ((), _plain)
+def _compress_large() -> Work:
+    return zstandard.ZstdCompressor(
+        level=LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False
+    ).compress
+
+
+def _compress_small() -> Work:
+    return zstandard.ZstdCompressor(compression_params=small_parameters(), dict_data=_digested()).compress
+
+
+_large: Final = _Pool(_compress_large)
+_small: Final = _Pool(_compress_small)
+_plain: Final = _Pool(lambda: _decompress_with(b"", 0))
+_primed: Final = _Pool(lambda: _decompress_with(dictionary1(), zstandard.DICT_TYPE_FULLDICT))
+_last_beside: tuple[tuple[bytes, ...], _Pool] = ((), _plain)
 """The chunk digests of the last read with codec 3, and its contexts. Neighbouring rows use the same chunks."""
 
 
-def _beside(digests: tuple[bytes, ...], contents: Sequence[bytes]) -> _Pool[zstandard.ZstdDecompressor]:
+def _beside(digests: tuple[bytes, ...], contents: Sequence[bytes]) -> _Pool:
     global _last_beside  # noqa: PLW0603 - one assignment is atomic
     last, pool = _last_beside
     if last != digests:
-        joined = b"".join(contents)
-
-        def make() -> zstandard.ZstdDecompressor:
-            dictionary = zstandard.ZstdCompressionDict(joined, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-            return zstandard.ZstdDecompressor(dict_data=dictionary)
-
-        pool = _Pool(make)
+        pool = _Pool(partial(_decompress_with, b"".join(contents), zstandard.DICT_TYPE_RAWCONTENT))
         _last_beside = digests, pool
     return pool

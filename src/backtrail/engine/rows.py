@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from blake3 import blake3
+
 from backtrail.backends.port import Row, new_tuple
 from backtrail.engine import log
+from backtrail.engine.tree.nodes import Rep
 
 if TYPE_CHECKING:
     from backtrail.engine.payload import Stored
@@ -29,25 +32,29 @@ _NO_EXTRA: Final = log.pack_extra(b"", None, None)
 def checkpoint(  # noqa: PLR0917 - by position: every write calls it
     tip: Tip | None, uid: bytes, tree: Tree, stored: Stored, meta: Meta, created_at: int
 ) -> Row:
-    """Return the row of a new checkpoint on top of the head. It states that only its payload is added to the store."""
+    """Return the row of a new checkpoint on top of the head. It states that only its payload is added to the store.
+
+    `uid` is its thread's, for the checksum; b"": the row gets its checksum later.
+    """
     kind, label, _, metadata = meta
     seq, parent, step, undo, view, base, depth = 1, 0, 1, 0, 0, 1, 0
     if tip is not None:
         newest, head = tip.newest, tip.head
         base = seq = newest.seq + 1
-        view = log.view_for(newest)
+        view = newest.view if newest.op in log.CHECKPOINTS else seq - 1
         if head is not None:
             parent, step, undo = head.seq, head.step + 1, newest.seq
             if not stored.is_base:
                 base, depth = head.base, head.depth + 1
-    root, size, op_id = tree.root, tree.size, os.urandom(log.OP_BYTES)
+    rep, op_id = tree.rep, os.urandom(log.OP_BYTES)
+    root, size = blake3(b"V" + rep).digest(), rep.size if type(rep) is Rep else len(rep)  # of the tree, without calls
     extra = log.pack_extra(metadata, None, None) if metadata else _NO_EXTRA
     data = stored.payload
     columns = (
         seq, log.SAVE, parent, step, seq, undo, 0, view, base, depth,  # the head is this row, redo is none
         created_at, kind, label, size, len(data), root, op_id, extra,
     )  # fmt: skip
-    return new_tuple(Row, (*columns, log.check_of(columns, uid), data, False))
+    return new_tuple(Row, (*columns, log.check_of(columns, uid) if uid else b"", data, False))
 
 
 def forked(row: Row, source: Row, origin: str, meta: Meta) -> Row:

@@ -28,7 +28,6 @@ from backtrail.engine.compression import squeeze
 from backtrail.engine.manifests import AGENT, CONVERSATION
 from backtrail.engine.reader import Chain, LogReader, Tip
 from backtrail.engine.tree import msgpack
-from backtrail.engine.tree.nodes import SPINE
 from backtrail.engine.tree.tree import Tree
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 
@@ -301,9 +300,9 @@ class LogWriter:
             return payload.base(tree, frozenset(), compress=compress)
         full = chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
         if ops is not None and not full and not tree.sealed:
-            data = payload.packed(ops)
-            size = len(data)
-            if size <= payload.DELTA_MAX and (len(tree.rep) > size or not _is_whole(tree)):
+            data, rep = payload.packed(ops), tree.rep
+            # A state without nodes that is no longer than the delta is better stored whole.
+            if len(data) <= payload.DELTA_MAX and (len(rep) > len(data) or msgpack.may_hold_refs(rep)):
                 return payload.delta(ops, data, tree.nodes, compress=compress)
         return payload.base(tree, chain.settled, compress=compress)
 
@@ -333,20 +332,20 @@ class LogWriter:
         if fork is not None:
             row = rows.forked(row, fork.row, fork.origin, meta)
         origin = None if fork is None else fork.origin
-        created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), agent, at, origin)
-        no, uid = (tip.record.no, tip.record.uid) if tip else (-1, created.uid)
+        uid = tip.record.uid if tip else os.urandom(log.UID_BYTES)
+        created = NewThread(key.space, key.name, uid, agent, at, origin)
+        no = tip.record.no if tip else -1
+        moved = tip if tip is not None and tip.before is not None else None  # the head is moved first
+        visible = ((no, moved.head.seq),) if moved and moved.head else ()
+        hide, examined = retention.retired(self._reader, tip, row) if tip and not fork else retention.Retired()
         batch = Batch(
             threads=() if tip else (created,),
+            rows=((no, moved.newest),) if moved and moved.head else (),
             renew=((no, created),) if renewed else (),
-            visible=() if fork is None else ((fork.thread, fork.row.seq),),
-        )
-        if tip is not None and tip.before is not None and tip.head is not None:  # the head is moved first
-            batch = batch._replace(rows=((no, tip.newest),), visible=(*batch.visible, (no, tip.head.seq)))
-        hide, examined = retention.retired(self._reader, tip, row) if tip and not fork else retention.Retired()
-        batch = batch._replace(
-            hide=tuple((no, seq) for seq in hide),
-            tags=tuple((no, seq, ()) for seq in hide),  # if another writer adds a tag meanwhile, the commit fails
-            tag=tuple((no, row.seq, tag) for tag in meta.tags),
+            visible=visible if fork is None else ((fork.thread, fork.row.seq), *visible),
+            hide=tuple([(no, seq) for seq in hide]),
+            tags=tuple([(no, seq, ()) for seq in hide]),  # if another writer adds a tag meanwhile, the commit fails
+            tag=tuple([(no, row.seq, tag) for tag in meta.tags]),
         )
         row, numbers = self._commit_chunks(batch, row, stored.chunks, no=no, uid=uid)
         record = tip.record if tip else ThreadRecord(numbers[0], *created)
@@ -434,20 +433,14 @@ def _stored(node: Node, compress: bool) -> bytes:  # noqa: FBT001 - private
     return squeeze(node.kind + node.data, enabled=compress)
 
 
-def _is_whole(tree: Tree) -> bool:
-    """Tell whether a state has no nodes: if a delta is as long as such a state, a base is the better choice."""
-    return not msgpack.may_hold_refs(tree.rep)
-
-
 def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
     """Return the chain with the row just written at its end. Nodes that became chunks are no longer fresh."""
     if stored.chunks or len(tree.nodes.fresh) > _FRESH_MAX:
         nodes = tree.nodes
         kept = payload.reachable(nodes, payload.refs_of(tree.rep))
         nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in stored.chunks})
-        for digest, node in kept.items():
-            if node.kind == SPINE:  # the next write starts from the spine
-                nodes.keep(digest, node)
+        for digest, node in kept.items():  # the next change often begins with them
+            nodes.keep(digest, node)
         tree = tree._replace(nodes=nodes)
     if stored.is_base or chain is None:
         return Chain(tree, 0, 0, stored.inlined)

@@ -43,7 +43,7 @@ from backtrail.engine.tree.nodes import (
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # A leaf has at least MIN bytes (more than INLINE: a container with a leaf is never inline) and at most MAX plus one
 # entry. An entry closes the leaf with a probability of its length over TARGET: a quarter of that below TARGET, four
@@ -79,6 +79,11 @@ def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
     if size < low:
         return False
     return size >= high or zlib.crc32(entry) * target < len(entry) << (34 if size >= target else 30)
+
+
+def _closes_leaf(entry: bytes, size: int, count: int) -> bool:
+    """Tell whether an entry closes its leaf, given the size and the number of the leaf's entries with it."""
+    return (size >= LEAF_MIN and count >= LEAF_ENTRIES) or _closes(entry, size, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
 
 
 class Spine:
@@ -128,7 +133,17 @@ class Spine:
         """
         entries = self.levels[0]
         head = msgpack.array_head(len(entries) * (2 if self.is_mapping else 1))
-        return b"".join([kind, self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
+        return b"".join([kind, self._start or self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
+
+    def with_one_more(self, entry: Entry) -> Spine | None:
+        """Return the spine with one more entry at its end; None if that closes a chunk."""
+        entries, *closed = self.levels
+        weight = self.weight + len(entry)
+        if weight >= LEAF_MIN and _closes_leaf(entry, weight, len(entries) + 1):
+            return None
+        size = entry.size if type(entry) is Rep else len(entry)
+        measures = self.length + 1, self.size + size, weight, self._start or self.start
+        return Spine(self.code, self.attrs, ([*entries, entry], *closed), measures)
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
@@ -204,13 +219,13 @@ def read_spine(nodes: Nodes, ref: Ref) -> Spine:
 class Builder:
     """Builds a spine from entries and whole chunks, from the left, and closes chunks by their content."""
 
-    def __init__(self, nodes: Nodes, code: int, attrs: Attrs = None) -> None:
+    def __init__(self, nodes: Nodes, code: int, attrs: Attrs = None, levels: Sequence[Sequence[Any]] = ((),)) -> None:
         self._nodes = nodes
         self._code = code
         self._attrs = attrs
         self._mapping = code in msgpack.MAPPINGS
-        self._levels: list[list[Any]] = [[]]
-        self._weights = [0]
+        self._levels: list[list[Any]] = list(map(list, levels))
+        self._weights = [sum([len(each.data if at else each) for each in level]) for at, level in enumerate(levels)]
         self.sealed = False
         """Whether the builder closed a leaf."""
 
@@ -364,29 +379,27 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
     wanted: list[Entry] = []
     end = spine.length if stop is None else stop
     closed = spine.length - len(spine.levels[0])
-    if start >= closed:
-        return spine.levels[0][start - closed : end - closed]
+    for first, chunk in _leaves_between(nodes, spine, start, end) if start < closed else ():
+        leaf = nodes.node(chunk.digest, LEAF)
+        wanted += leaf_entries(leaf, max(start - first, 0), min(end - first, chunk.length), mapping=spine.is_mapping)
+    return wanted + spine.levels[0][max(start - closed, 0) : max(end - closed, 0)]
 
-    def walk(pos: int, level: int, element: Any) -> int:
-        count = 1 if level == 0 else int(element.length)
-        if pos + count > start and pos < end:
-            if level == 0:
-                wanted.append(element)
-            elif level == 1:
-                leaf = nodes.node(element.digest, LEAF)
-                wanted.extend(leaf_entries(leaf, max(start - pos, 0), min(end - pos, count), mapping=spine.is_mapping))
-            else:
-                inner = pos
-                for child in nodes.node(element.digest, INNER).chunks():
-                    inner = walk(inner, level - 1, child)
-        return pos + count
 
-    pos = 0
-    for level, element in elements(spine):
-        if pos >= end:
-            break
-        pos = walk(pos, level, element)
-    return wanted
+def _leaves_between(nodes: Nodes, spine: Spine, start: int, end: int) -> Iterator[tuple[int, Chunk]]:
+    """Yield the leaves that hold the entries from `start` to `end`, with the positions of their first entries."""
+    first, todo = (
+        0,
+        [(level, chunk) for level in range(1, len(spine.levels)) for chunk in reversed(spine.levels[level])],
+    )
+    while todo and first < end:
+        level, chunk = todo.pop()
+        if first + chunk.length <= start:
+            first += chunk.length
+        elif level > 1:
+            todo += [(level - 1, child) for child in reversed(nodes.node(chunk.digest, INNER).chunks())]
+        else:
+            yield first, chunk
+            first += chunk.length
 
 
 def entry_at(nodes: Nodes, spine: Spine, pos: int) -> Entry:
@@ -470,16 +483,46 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     The chunks before the change stay. After it, chunks are opened until a new cut falls on an old cut. From there on
     whole chunks are taken again, at the highest level that fits.
     """
-    if len(new) == 1:
-        append = start == spine.length
-        changed = with_one_more(spine, new[0]) if append else with_one_replaced(spine, start, stop, new[0])
+    append, leaf = start == stop == spine.length, None
+    if len(new) == 1 and (append or stop == start + 1):
+        changed = spine.with_one_more(new[0]) if append else _with_one_replaced(spine, start, new[0])
         if changed is not None:
             return changed, False
-    builder = Builder(nodes, spine.code, spine.attrs)
-    _copy(nodes, spine, builder, 0, start)
-    builder.extend(new)
-    _copy(nodes, spine, builder, stop, spine.length)
-    return builder.spine(), builder.sealed and start == stop == spine.length
+        leaf = None if append else _leaf_with(nodes, spine, start, new[0])
+    builder = Builder(nodes, spine.code, spine.attrs, spine.levels if append else ((),))
+    if append:
+        builder.extend(new)
+        return builder.spine(), builder.sealed
+    first, last, chunk = leaf or (start, stop, None)
+    _copy(nodes, spine, builder, 0, first)
+    if chunk is None:
+        builder.extend(new)
+    else:
+        builder.put(1, chunk)
+    _copy(nodes, spine, builder, last, spine.length)
+    return builder.spine(), False
+
+
+def _leaf_with(nodes: Nodes, spine: Spine, pos: int, entry: Entry) -> tuple[int, int, Chunk] | None:
+    """Return a leaf with one entry replaced, between the positions where the old leaf begins and ends.
+
+    None if the old entry is in no leaf, or if the leaf would be cut elsewhere.
+    """
+    found = next(_leaves_between(nodes, spine, pos, pos + 1), None)
+    if found is None:
+        return None
+    first, (digest, length, size, keys, _) = found
+    node, at = nodes.node(digest, LEAF), pos - first
+    data, bounds = node.data, _bounds(node, mapping=spine.is_mapping)
+    more = len(entry) - bounds[at + 1] + bounds[at]
+    if not _keeps_cuts(bounds, at, entry, lambda pos: data[bounds[pos] : bounds[pos + 1]], closing=length - 1):
+        return None
+    (old,) = leaf_entries(node, at, at + 1, mapping=spine.is_mapping)
+    digest = nodes.add(LEAF, data[: bounds[at]] + entry + data[bounds[at + 1] :])
+    moved = [bound + more for bound in bounds[at + 1 :]]
+    nodes.fresh[digest].bounds = spine.is_mapping, array("I", [*bounds[: at + 1], *moved])
+    keys = keys and keys[: 2 * at] + fingerprints([key_of(entry)]) + keys[2 * at + 2 :]
+    return first, first + length, Chunk.make(digest, length, size + size_of(entry) - size_of(old), keys)
 
 
 def _copy(nodes: Nodes, spine: Spine, builder: Builder, first: int, last: int) -> None:
@@ -511,25 +554,39 @@ def _copy(nodes: Nodes, spine: Spine, builder: Builder, first: int, last: int) -
     add(spine.levels[0][max(first - pos, 0) : max(last - pos, 0)], pos)
 
 
-def with_one_replaced(spine: Spine, start: int, stop: int, entry: Entry) -> Spine | None:
-    """Return a spine without chunks with one entry replaced by another; None in all other cases."""
-    entries = spine.levels[0]
-    if stop != start + 1 or len(spine.levels) > 1:
-        return None
-    old = entries[start]
-    weight = spine.weight - len(old) + len(entry)
-    if weight >= LEAF_MIN:
-        return None
-    measures = spine.length, spine.size - size_of(old) + size_of(entry), weight, None
-    return Spine(spine.code, spine.attrs, ([*entries[:start], entry, *entries[stop:]],), measures)
+def _keeps_cuts(
+    bounds: Sequence[int], at: int, entry: Entry, entry_at: Callable[[int], Entry], *, closing: int | None
+) -> bool:
+    """Tell whether the cuts stay if `entry` replaces the one at `at` in a leaf, or among open entries.
+
+    `bounds` tell where the entries begin, and where the last one ends. `closing` is the entry that closes the leaf.
+    Only the new entry, and entries whose end moves past a limit of `_closes_leaf`, can change a cut.
+    """
+    start, more = bounds[0], len(entry) - bounds[at + 1] + bounds[at]
+    doubtful = {at}
+    for limit in (LEAF_MIN, LEAF_TARGET, LEAF_MAX):
+        low, high = sorted((start + limit, start + limit - more))
+        doubtful.update(range(max(bisect_left(bounds, low) - 1, at), bisect_left(bounds, high) - 1))
+    return all(
+        _closes_leaf(entry if pos == at else entry_at(pos), bounds[pos + 1] - start + more, pos + 1) is (pos == closing)
+        for pos in doubtful
+    )
 
 
-def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
-    """Return the spine with one more entry at its end; None if that closes a chunk."""
-    entries, weight = spine.levels[0], spine.weight + len(entry)
-    if weight >= LEAF_MIN and (
-        len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
-    ):
+def _with_one_replaced(spine: Spine, start: int, entry: Entry) -> Spine | None:
+    """Return the spine with one of its open entries replaced; None if that closes a chunk, or if it is in a leaf."""
+    entries, *closed = spine.levels
+    at = start - spine.length + len(entries)
+    if at < 0:
         return None
-    measures = spine.length + 1, spine.size + size_of(entry), weight, spine.start
-    return Spine(spine.code, spine.attrs, ([*entries, entry], *spine.levels[1:]), measures)
+    bounds = list(accumulate(map(len, entries), initial=0))
+    if not _keeps_cuts(bounds, at, entry, entries.__getitem__, closing=None):
+        return None
+    old = entries[at]
+    size, weight = spine.size - size_of(old) + size_of(entry), spine.weight - len(old) + len(entry)
+    return Spine(
+        spine.code,
+        spine.attrs,
+        ([*entries[:at], entry, *entries[at + 1 :]], *closed),
+        (spine.length, size, weight, spine.start),
+    )

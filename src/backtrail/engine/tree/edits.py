@@ -25,7 +25,6 @@ from backtrail.engine.tree.tree import (
     Place,
     Step,
     Tree,
-    find,
     find_step,
     locate,
     missing,
@@ -144,7 +143,11 @@ class Append(Edit):
 
     def ops(self, tree: Tree) -> list[Op]:
         """Return the change as ops on the state `tree`."""
-        _, rep, steps, _ = self._place = find(tree, self._path, self._types)
+        place = tree.place
+        if place is None or place[0] is not self._path:  # paths that are written as text are made once
+            place = self._path, *walk(tree, self._path, self._types)
+        self._place = place
+        _, rep, steps, _ = place
         spine = chunked.open_rep(rep, tree.nodes)
         if spine is None and text.code_of(rep) in (msgpack.STR, msgpack.TEXT):
             return self._text(rep, steps)

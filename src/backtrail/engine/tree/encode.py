@@ -277,8 +277,8 @@ class Packer:
         self._kinds = _SCALARS
         """Classes whose instances ormsgpack packs exactly, or hands back to this object."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
-        self._writers = records.record_cache(types).writers
-        """Functions that encode the instances of a class quickly."""
+        self._writers: dict[type, records.Writer | None] | None = None
+        """Functions that encode the instances of a class quickly; None until ormsgpack hands back a value."""
 
     def _accept(self, kind: type) -> None:
         """Add a class whose instances this object encodes exactly."""
@@ -314,7 +314,7 @@ class Packer:
 
     def inline(self, value: object) -> bytes | None:
         """Encode a value in one call; None if that takes more than INLINE bytes, or may not be exact."""
-        data = None if is_long(value) else self.fast(value)
+        data = None if type(value) in _SIZED and len(value) > INLINE else self.fast(value)  # type: ignore[arg-type]
         return data if data is not None and len(data) <= INLINE else None
 
     def nested(self, value: object) -> bytes | None:
@@ -338,18 +338,25 @@ class Packer:
 
     def is_exact(self, data: bytes, value: object) -> bool:
         """Tell whether `data`, packed in one call, stands for this value and no other."""
-        return (not may_hold_bytes(data) and _is_builtin(value)) or _consists_of(value, self._kinds)
+        bytes_in = 0xC4 in data or 0xC5 in data or 0xC6 in data  # `may_hold_bytes`, without a call
+        return (not bytes_in and _is_builtin(value)) or _consists_of(value, self._kinds)
 
     def are_exact(self, encodings: list[bytes], values: list[Any]) -> bool:
         """Tell whether values that pack to `encodings` in one call are exact, as `is_exact` does."""
         if not _is_builtin(values):
             return _consists_of(values, self._kinds)
-        suspects = [value for data, value in zip(encodings, values, strict=True) if may_hold_bytes(data)]
+        suspects = [
+            value
+            for data, value in zip(encodings, values, strict=True)
+            if 0xC4 in data or 0xC5 in data or 0xC6 in data  # `may_hold_bytes`, without a call
+        ]
         return _consists_of(suspects, self._kinds)
 
     def __call__(self, value: object) -> Any:
         """Encode a value that ormsgpack hands back; TypeError if that is not possible in one call."""
         try:
+            if self._writers is None:
+                self._writers = records.record_cache(self._types).writers
             write = self._writers.get(type(value))
             data = None if write is None else write(value, self._quick)
             if data is None:
@@ -389,7 +396,7 @@ class Packer:
         if not self.is_exact(data, parts):
             raise TypeError
         self._accept(kind)
-        if kind not in self._writers:
+        if self._writers is not None and kind not in self._writers:
             plan = self._types.fielded(kind)
             self._writers[kind] = None if plan is None else records.writer(plan)
         return ormsgpack.Ext(msgpack.RECORD, data)
@@ -468,9 +475,10 @@ class Encoder:
         """Return the representation of a part of the value at the root path."""
         if self._slow:
             throttle.rest()
-        rep = self._inline(value) if len(self._path) < MAX_NESTED else None
+        path = self._path
+        rep = self._packer.inline(value) if 0 < len(path) < MAX_NESTED else None
         if rep is None:
-            self._path.append(step)
+            path.append(step)
             rep = self.rep(value)
             self._path.pop()
         return rep

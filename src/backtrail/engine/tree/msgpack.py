@@ -97,6 +97,7 @@ def head(count: int, fix: int, fix_max: int, wide: int) -> bytes:
     return struct.pack(">BI", wide + 1, count)
 
 
+@functools.lru_cache(maxsize=4096)
 def array_head(count: int) -> bytes:
     """Return the MessagePack header of an array of `count` elements."""
     return head(count, 0x90, 15, 0xDC)

@@ -12,6 +12,7 @@ with the bytes of a stored value then counts as that value: nothing is written.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -290,7 +291,8 @@ class _Scan:
     def _positions(self, old: list[Entry], items: list[tuple[Any, Any]]) -> Iterable[int]:
         """Return the positions of entries that may differ from their items.
 
-        A stretch of entries is packed in one call and compared; only stretches that differ are divided.
+        A stretch of entries is packed in one call and compared. The first byte that differs is in the first entry that
+        does; what comes after that entry is divided.
         """
         if len(old) <= _STRETCH:
             return range(len(old))
@@ -301,14 +303,21 @@ class _Scan:
                 positions.extend(range(at, stop))
                 return
             few, entries = items[at:stop], old[at:stop]
-            same = self._packs_to(list(chain.from_iterable(few)), chunked.array_of(entries, mapping=True))
+            data = chunked.array_of(entries, mapping=True)
+            packed = (self._packer.nested(list(chain.from_iterable(few))) or b"")[encode.MARGIN :]
             if not (checked or self._packer.are_exact(entries, few)):
                 positions.extend(range(at, stop))
-            elif not same:
+            elif packed != data:
+                if packed:
+                    _, bounds = chunked.bounds_of(entries, mapping=True)
+                    at += bisect_right(bounds, _common(packed, data)) - 1
+                    positions.append(at)
+                    at += 1
                 divide(at, (at + stop) // 2, checked=True)
                 divide((at + stop) // 2, stop, checked=True)
 
-        refs = [at for at, entry in enumerate(old) if type(entry) is Rep]  # long values: compared part by part
+        # Long values are compared part by part.
+        refs = [at for at, entry in enumerate(old) if type(entry) is Rep] if Rep in set(map(type, old)) else []
         for before, at in pairwise([-1, *refs, len(old)]):
             divide(before + 1, at, checked=False)
             positions.append(at)
@@ -321,3 +330,15 @@ class _Scan:
     def _packs_to(self, values: list[Any], data: bytes) -> bool:
         packed = self._packer.nested(values)
         return packed is not None and len(packed) == len(data) + encode.MARGIN and packed.endswith(data)
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Return how many bytes two values have in common at their start."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -217,7 +217,7 @@ def _changed(nodes: Nodes, rep: bytes, op: Op) -> tuple[bytes, bool]:
     if spine.is_mapping:
         entries = [chunked.join(chunked.key_of(e), measured(value_of(e))) for e in reps]
     else:
-        entries = list(map(measured, reps))
+        entries = [measured(rep) if msgpack.REF in rep else rep for rep in reps]
     changed, sealed = chunked.splice(nodes, spine, start, start + removed, entries)
     return changed.close(nodes), sealed
 
@@ -271,15 +271,6 @@ def locate(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step]]:
     """Return the representation at a user's path, and the path as an op's steps; `NotFound` if a step is missing."""
     rep, steps, _ = walk(tree, path, types)
     return rep, steps
-
-
-def find(tree: Tree, path: Path, types: Types) -> Place:
-    """Return the place of a user's path in a tree; `NotFound` if a step is missing."""
-    place = tree.place
-    if place is not None and place[0] is path:  # paths that are written as text are made once
-        return place
-    rep, steps, around = walk(tree, path, types)
-    return path, rep, steps, around
 
 
 def walk(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step], Around]:
