@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli import transcript
 from backtrail.cli.output import (
     Column,
     Progress,
@@ -43,7 +42,7 @@ from backtrail.cli.parameters import (
     searchable,
     thread_argument,
 )
-from backtrail.cli.summary import checkpoint_data, first_words
+from backtrail.cli.summary import checkpoint_data, first_words, print_transcript
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -258,7 +257,7 @@ def show(session: Invocation, *, out: Output, ref: str, path: str | None, kind: 
             if isinstance(messages, list):
                 for name, value in _about(state, messages):
                     out.fact(name, value, cells)
-                transcript.print_transcript(out, messages)
+                print_transcript(out, messages)
             else:
                 line("")
                 out.value(state)
