@@ -224,7 +224,9 @@ class SimpleReader(Reader):
 
     def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
         """See `Reader.threads_named`."""
-        return {name: record for name in names if (record := self.find_thread(space, name))}
+        records = [record for no in _numbers(self) if (record := self.thread(no)) and record.space == space]
+        by_name = {record.name: record for record in records}
+        return {name: by_name[name] for name in names if name in by_name}
 
     def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
         """See `Reader.newest_of`."""
