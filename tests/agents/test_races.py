@@ -22,7 +22,13 @@ from tests.support.scene import agent, contents, conversation, names, usage, vie
 from tests.support.schemas import swept
 
 
-@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        "postgres",
+        *(pytest.param(kind, marks=pytest.mark.torture) for kind in ("memory", "file")),
+    ]
+)
 def stores(request, tmp_path):
     """The same store, opened twice: mine, and that of others."""
     opening = {

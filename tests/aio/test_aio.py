@@ -32,7 +32,7 @@ from tests.support.places import in_memory
 from tests.support.schemas import swept
 
 
-@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("file", marks=pytest.mark.torture), "postgres"])
 def opener(request, tmp_path):
     """Opens the same store each time it is called, for the synchronous code."""
     if request.param == "memory":

@@ -91,7 +91,10 @@ def small_store(store):
 # -- between stores ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("source", "target"), [*itertools.product(KINDS, KINDS)])
+@pytest.mark.parametrize("target", KINDS)
+@pytest.mark.parametrize(
+    "source", ["sqlite", *(pytest.param(kind, marks=pytest.mark.torture) for kind in KINDS if kind != "sqlite")]
+)
 def test_second_export_has_the_same_roots(source, target, opened, tmp_path):
     there, here = opened(source), opened(target)
     furnish(there)

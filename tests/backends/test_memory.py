@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conformance import StoreConformance
+from tests.conformance import LibraryConformance, StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 from tests.support.places import in_memory
@@ -15,7 +15,12 @@ class TestMemory(StoreConformance):
             yield opener
 
 
+@pytest.mark.torture
+class TestMemoryLibrary(LibraryConformance):
+    opener = TestMemory.opener
+
+
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(in_memory, parts=parts(2))
+    machine.run(in_memory, parts=parts(4))

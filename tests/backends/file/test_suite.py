@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from tests.conformance import StoreConformance
+from tests.conformance import LibraryConformance, StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 
@@ -31,7 +31,12 @@ class TestFile(StoreConformance):
         return partial(backtrail.open, (tmp_path / "new" / "store").as_uri())
 
 
+@pytest.mark.torture
+class TestFileLibrary(LibraryConformance):
+    opener = TestFile.opener
+
+
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(place, parts=parts(2))  # its tables are those of a store in memory
+    machine.run(place, parts=parts(4))  # its tables are those of a store in memory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conformance import StoreConformance
+from tests.conformance import LibraryConformance, StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 from tests.support.schemas import swept
@@ -15,7 +15,12 @@ class TestPostgres(StoreConformance):
             yield opener
 
 
+@pytest.mark.torture
+class TestPostgresLibrary(LibraryConformance):
+    opener = TestPostgres.opener
+
+
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(swept, parts=parts(3))  # each takes four times as long as elsewhere
+    machine.run(swept, parts=parts(5))  # each takes four times as long as elsewhere

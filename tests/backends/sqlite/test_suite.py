@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from tests.conformance import StoreConformance
+from tests.conformance import LibraryConformance, StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 
@@ -31,7 +31,11 @@ class TestSqlite(StoreConformance):
         return partial(backtrail.open, tmp_path / "new" / "store.db")
 
 
+class TestSqliteLibrary(LibraryConformance):
+    opener = TestSqlite.opener
+
+
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(place, parts=parts(2))
+    machine.run(place, parts=parts(4))
