@@ -23,4 +23,4 @@ class TestMemoryLibrary(LibraryConformance):
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(in_memory, parts=parts(4))
+    machine.run(in_memory, parts=parts(2))

@@ -185,6 +185,7 @@ SEEDED = [
 ]
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("kind", "fault", "said"), SEEDED, ids=[f"{kind}{fault.__name__}" for kind, fault, _ in SEEDED]
 )

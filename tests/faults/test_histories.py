@@ -185,6 +185,7 @@ def with_decisions_on_what_a_handle_knew():
         yield
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("seed", "kinds"),
     [

@@ -498,6 +498,7 @@ def test_many_random_repairs_keep_everything_that_loaded(seed):
     check(seed)
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("module", "name"),
     [

@@ -321,6 +321,7 @@ def a_schema():
             servers.server().drop_schema(name)
 
 
+@pytest.mark.torture
 @needs_langgraph
 def test_the_group_with_a_server_gives_finite_figures(directory):
     result = postgres.postgres(directory, TINY)

@@ -39,4 +39,4 @@ class TestFileLibrary(LibraryConformance):
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(place, parts=parts(4))  # its tables are those of a store in memory
+    machine.run(place, parts=parts(2))  # its tables are those of a store in memory

@@ -23,4 +23,4 @@ class TestPostgresLibrary(LibraryConformance):
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(swept, parts=parts(5))  # each takes four times as long as elsewhere
+    machine.run(swept, parts=parts(3))  # each takes four times as long as elsewhere

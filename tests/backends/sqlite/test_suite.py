@@ -38,4 +38,4 @@ class TestSqliteLibrary(LibraryConformance):
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(place, parts=parts(4))
+    machine.run(place, parts=parts(2))
