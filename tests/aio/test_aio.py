@@ -366,7 +366,7 @@ def test_one_operation_of_a_group_fails_alone(opened):
     asyncio.run(main())
 
 
-def test_synchronous_code_in_other_threads_goes_on_beside_it(opener):
+def test_synchronous_code_works_in_other_threads(opener):
     store = aio.Store(opener())
     sync = store._sync
 
@@ -1202,7 +1202,7 @@ def test_closing_a_busy_loop_harms_no_other_loop(opened):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this test forks")
-def test_a_child_goes_on_with_a_writer_of_its_own(path):
+def test_forked_child_gets_its_own_writer(path):
     async def main(store, name):
         await asyncio.gather(*(store.thread("t").append("l", [name, n]) for n in range(20)))
         return len(await (await store.thread("t").load()).get("l"))

@@ -373,7 +373,7 @@ class Repairing(Suite):
         aside = store.thread("t").rewind(store.thread("t").load(shown[0]))
         assert aside.state == {"n": 1}
 
-    def test_a_thread_of_which_nothing_is_left_begins_again(self, store: Store) -> None:
+    def test_thread_without_readable_rows_begins_again(self, store: Store) -> None:
         fill(store.thread("t"), 2)
         payload("thread", "t", 1)(store)
         column("thread", "t", 2)(store)

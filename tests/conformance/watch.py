@@ -128,7 +128,7 @@ class Watching(Suite):
             made = fill(thread, 2)
             assert list(watch) == made
 
-    def test_a_deleted_thread_that_begins_again_goes_on(self, thread: Thread[Any]) -> None:
+    def test_watch_continues_when_a_deleted_thread_begins_again(self, thread: Thread[Any]) -> None:
         fill(thread, 2)
         watch = thread.watch(timeout=0)
         fill(thread, 2)

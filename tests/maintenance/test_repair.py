@@ -323,7 +323,7 @@ class TestFiles:
         (path / "snapshot").unlink(missing_ok=True)
         file.write_bytes(data)
 
-    def test_lost_frames_are_written_off_and_writing_goes_on(self, tmp_path):
+    def test_store_is_writable_after_lost_frames_are_written_off(self, tmp_path):
         path = tmp_path / "files"
         self.blinded(path)
         with backtrail.open(path.as_uri()) as store:

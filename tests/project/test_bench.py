@@ -133,7 +133,7 @@ def test_without_langgraph_the_figures_say_so(name, tmp_path, monkeypatch):
     assert {(figure.verdict, figure.note) for figure in missing} == {("not measured", peers.MISSING)}
 
 
-def test_every_series_of_the_plots_has_a_point_at_every_length(group):
+def test_every_plotted_series_is_complete(group):
     points = [*group("append").points, *group("plain").points]
     assert sorted((p.series, p.length) for p in points) == sorted(
         (series, length) for series in (saves.APPEND, saves.STEP, saves.PLAIN) for length in TINY.lengths
@@ -355,7 +355,7 @@ def test_a_server_that_does_not_start_says_why(directory, monkeypatch):
         pass
 
 
-def test_the_bytes_of_a_schema_are_those_of_its_tables_and_indexes():
+def test_schema_size_counts_tables_and_indexes():
     with a_schema() as url, contextlib.closing(place.Place(url)) as there:
         name = url.partition("search_path%3D")[2]
         with contextlib.closing(place.Raw(url, 500_000)) as raw:
@@ -440,7 +440,7 @@ def test_a_writer_of_upkeep_that_fails_is_noticed(tmp_path):
 # -- commands ---------------------------------------------------------------------------------------
 
 
-def test_commands_are_run_on_a_small_store_and_on_a_large_one(tmp_path):
+def test_commands_run_on_small_and_large_stores(tmp_path):
     result = program.GROUPS["commands"](tmp_path, TINY)
     *commands, listing = result.figures
     assert len(commands) == 2 + 2 * 4
@@ -689,7 +689,7 @@ def test_compiled_graph_reads_benchmark_checkpoints(delta, steps, saver):
 
 
 @needs_langgraph
-def test_a_delta_channel_is_whole_in_one_checkpoint_of_a_hundred(saver):
+def test_one_checkpoint_in_a_hundred_has_whole_delta_channels(saver):
     messages = Messages(1).many(210)
     thread = bench.langgraph.Conversation(saver, messages[:10], messages[10:], delta=True)
     whole = []

@@ -32,7 +32,7 @@ def trip(store, session="s", *, end=None, at=2, **options):
 
 
 @pytest.mark.parametrize("end", ["halted", "failed"])
-def test_a_run_goes_on_with_a_state_that_was_changed(store, end):
+def test_run_continues_with_a_changed_state(store, end):
     with suppress(KeyError):
         trip(store, end=end)
     status = store.runs.load("s").status
@@ -70,7 +70,7 @@ def test_a_rewound_run_stays_rewound_when_its_state_is_changed(store):
     assert trip(store).state["seen"] == ["LISBON", "PORTO", "PORTO"]
 
 
-def test_a_fork_goes_on_with_a_state_that_was_changed(store):
+def test_fork_continues_with_a_changed_state(store):
     trip(store)
     fork = store.runs.thread("s").fork("other", at=2)
     fork.set("state.city", "Porto")
