@@ -68,7 +68,7 @@ async def said(store, id="a"):  # noqa: A002
 
 @contextmanager
 def unseen_errors():
-    """Collect what an event loop says of exceptions that nobody looked at; there should be none."""
+    """Collect the event loop's reports of unretrieved exceptions; there should be none."""
     found = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
     yield
@@ -579,7 +579,7 @@ def test_stopped_scheduler_finishes_its_round(opened):
                         task.cancel()
                         with pytest.raises(asyncio.CancelledError):
                             await task
-                        assert not auto.running  # nobody is there to stop it
+                        assert not auto.running  # no code can stop it now
                     else:
                         task = asyncio.create_task(auto.stop() if how == "stop" else store.close())
                         await asyncio.sleep(0.01)

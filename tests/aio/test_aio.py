@@ -279,9 +279,7 @@ def held(store):
         there.set()
         assert go_on.wait(30)
 
-    store._executor._writer.put(
-        executor.Job(wait)
-    )  # it is nobody's: not in the transaction that its task may have open
+    store._executor._writer.put(executor.Job(wait))  # it is not part of the transaction that its task may have open
     assert there.wait(30)
     try:
         with mock.patch.object(store._sync._backend, "undoes_groups", new=False):  # so that all writes wait
@@ -485,7 +483,7 @@ def test_what_a_task_gathers_in_a_transaction_is_in_it(opened):
 
 
 class _Shifting(dict):
-    """Is never at rest: whoever goes over it fails."""
+    """A dict that changes all the time: iterating over it fails."""
 
     def items(self):
         raise RuntimeError("dictionary changed size during iteration")
@@ -727,7 +725,7 @@ def test_failed_group_end_fails_all_its_operations(opened):
 
 
 def test_a_handle_forgets_what_a_failed_group_wrote(opened, opener):
-    """Else it would write a change of its lost row on top of the row that somebody else wrote at the same place."""
+    """Else it would write a change of its lost row on top of another writer's row with the same seq."""
 
     async def main():
         async with opened() as store:
@@ -984,7 +982,7 @@ def test_what_was_not_begun_is_withdrawn(opened):
                 await asyncio.sleep(0)
                 for task in tasks:
                     task.cancel()
-                done = await asyncio.gather(*tasks, return_exceptions=True)  # before the writer goes on
+                done = await asyncio.gather(*tasks, return_exceptions=True)  # before the writer continues
             assert [type(each) for each in done] == [asyncio.CancelledError] * 4
             assert await look(store) == before
 
@@ -1189,7 +1187,7 @@ def test_closing_a_busy_loop_harms_no_other_loop(opened):
 
     async def main():
         thread = await begin(store)
-        thread.append("l", "asked").send(None)  # nobody waits for it
+        thread.append("l", "asked").send(None)  # it is not awaited
 
     asyncio.run(main())
 

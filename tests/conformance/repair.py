@@ -281,7 +281,7 @@ class Repairing(Suite):
     )
     def test_a_thread_without_head_is_readable_and_not_writable(self, store: Store, damage: str) -> None:
         furnish(store)
-        DAMAGE[damage](store)  # no handle is left that knows how the thread stood before
+        DAMAGE[damage](store)  # no handle is left that knows the old head
         thread = store.thread("t")
         shown = list(thread.history(newest_first=True))
         assert sum(checkpoint.damaged for checkpoint in shown) == (damage == "the head")

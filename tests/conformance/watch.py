@@ -100,7 +100,7 @@ class Watching(Suite):
         thread.redo()
         last = thread.save({"n": 9})
         thread.delete_checkpoint(last)
-        expected = [made[0], made[2], made[0], made[0]]  # the save itself was deleted before it was looked at
+        expected = [made[0], made[2], made[0], made[0]]  # the save itself was deleted before the watch read it
         assert list(watch) == expected
 
     def test_watch_skips_deleted_checkpoints(self, thread: Thread[Any]) -> None:

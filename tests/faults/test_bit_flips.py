@@ -31,7 +31,7 @@ def quick(tmp_path):
 
 
 def places(patient):
-    """Give every bit that stands for a byte: of values that are bytes one in each, of numbers the eight lowest."""
+    """Yield one bit of each byte of bytes values, and the eight lowest bits of numbers."""
     rng = random.Random(1)
     for table, columns in (("row", COLUMNS), ("chunk", ["digest", "payload"])):
         for where, key in patient.keys(table):

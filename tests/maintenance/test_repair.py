@@ -403,7 +403,7 @@ class TestFiles:
 
 
 def harm(store, rng):
-    """Damage a random row or chunk, in a random way; moves of the head, of which there are few, more often."""
+    """Damage a random row or chunk in a random way; prefer moves of the head, because there are few."""
     backend = store._backend
     records = list(gc.threads(store._engine.direct.reader))
     record = rng.choice(records)

@@ -169,7 +169,7 @@ def test_bytes_are_counted_while_they_are_in_the_wal(tmp_path):
     raw = Raw(tmp_path / "raw.db", 50_000)
     before = pages(tmp_path / "raw.db")
     raw.insert()
-    assert 45_000 <= pages(tmp_path / "raw.db") - before < 60_000  # it may begin in a page that is there already
+    assert 45_000 <= pages(tmp_path / "raw.db") - before < 60_000  # it may begin in an existing page
     raw.close()
 
 
@@ -305,7 +305,7 @@ def test_only_one_search_updates_the_index(agent, monkeypatch):
 
 @pytest.fixture
 def directory():
-    """Where a server may keep its data: one that is started by root runs as somebody who may not enter tmp_path."""
+    """A directory for a server's data: a server that root starts runs as a user that may not enter tmp_path."""
     with tempfile.TemporaryDirectory() as made:
         yield Path(made)
 

@@ -1,4 +1,4 @@
-"""The state of a run, changed from outside: the run goes on with it, or the change is refused."""
+"""The state of a run, changed from outside: the run continues with it, or the change is refused."""
 
 import asyncio
 import time
@@ -168,7 +168,7 @@ def test_a_run_that_is_worked_on_is_not_changed(store):
         lambda thread: thread.save({"state": {}}),
         lambda thread: thread.update(lambda seen: seen["state"].clear()),
         lambda thread: thread.edit(lambda editor: editor.set("state.city", "Porto")),
-        lambda thread: _step(thread),  # noqa: PLW0108 - it stands below
+        lambda thread: _step(thread),  # noqa: PLW0108 - it is defined below
     ],
     ids=["set", "append", "delete_at", "save", "update", "edit", "step"],
 )

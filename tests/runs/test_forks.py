@@ -1,4 +1,4 @@
-"""A fork of a run's checkpoints is a run, too; and whatever is done to them, the run goes on and makes whole ones."""
+"""A fork of a run's checkpoints is a run, too; the run continues after any change of its checkpoints."""
 
 import threading
 

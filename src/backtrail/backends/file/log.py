@@ -50,7 +50,7 @@ SYNC_SECONDS: Final = 10.0
 FILE_BYTES: Final = 128 * 1024 * 1024
 """The most bytes of a log file. Before a file would grow larger, it is sealed, and the next file begins."""
 _COPY_BYTES: Final = 1024 * 1024
-_ECHO_BYTES: Final = bytes((0x92, ECHO))  # an array of two, of which the first is ECHO
+_ECHO_BYTES: Final = bytes((0x92, ECHO))  # an array of two items; the first is ECHO
 _SEAL_RECORD: Final = ormsgpack.packb([SEAL])
 
 

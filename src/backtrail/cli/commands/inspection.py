@@ -195,7 +195,7 @@ def _forks(store: Store, located: LocatedThread, shown: list[Checkpoint[Any]]) -
 def _left_at(store: Store, fork: ThreadInfo, shown: list[Checkpoint[Any]]) -> str | None:
     """Return the checkpoint that added the last message that a fork shares with its conversation.
 
-    A conversation is always forked from its newest checkpoint, whichever message it branches off at.
+    A conversation is always forked from its newest checkpoint, even if it branches off at an older message.
     """
     from backtrail.errors import Error
 
