@@ -176,9 +176,7 @@ def repacking_takes_the_wrong_bytes(patch):
         return data[:-1] + bytes([data[-1] ^ 1])
 
     patch.setattr(gc.Beside, "squeeze", lambda self, data: squeezed(self, wrong(data)))
-    patch.setattr(
-        gc, "unsqueeze_beside", lambda *given, **options: wrong(read(*given, **options))
-    )  # no check
+    patch.setattr(gc, "unsqueeze_beside", lambda *given, **options: wrong(read(*given, **options)))  # no check
 
 
 BUGS = [
