@@ -109,6 +109,7 @@ def test_invalid_utf8_is_reported_as_damage(column, quick):
         assert table != "tag" or store._backend.tags(1)
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("fault", ["rows", "chunks"])
 def test_seeded_faults_are_found(fault, quick, monkeypatch):
     if fault == "rows":

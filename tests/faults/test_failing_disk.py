@@ -220,6 +220,7 @@ SEEDED = [
 ]
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("kind", "fault", "found"), SEEDED, ids=[f"{kind}{fault.__name__}" for kind, fault, _ in SEEDED]
 )
