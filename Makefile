@@ -35,8 +35,9 @@ help:
 demo: $(CORE)
 	$(PY) examples/demo
 
+# Three workers for two cores: a third of the time a test waits for a server, another process or a lease.
 test: $(TEST)
-	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+	$(PY) -m pytest -n 3 --dist worksteal $(ARGS)
 
 lint: $(LINT)
 	$(PY) -m ruff check .

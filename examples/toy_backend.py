@@ -157,7 +157,8 @@ class ToyBackend(defaults.SimpleReader, defaults.PollingFeed, defaults.MinimalMa
 
     # -- Reader -------------------------------------------------------------------------------------
     def thread(self, no: int) -> ThreadRecord | None:
-        return next((record for record in records(self._data()) if record.no == no), None)
+        value = self._data().get(("thread", no))
+        return ThreadRecord(*value) if value else None
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         return [record.no for record in records(self._data()) if record.no > after][:limit]

@@ -19,7 +19,7 @@ pytest.register_assert_rewrite("backtrail.testing", "tests.conformance", "tests.
 
 from tests.support.commands import trip_files, trip_store  # noqa: E402, F401 - fixtures, for those who ask for them by name
 
-settings.register_profile("default", deadline=None, max_examples=40, stateful_step_count=30)
+settings.register_profile("default", deadline=None, max_examples=25, stateful_step_count=30)
 settings.register_profile("torture", deadline=None, max_examples=5000, stateful_step_count=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

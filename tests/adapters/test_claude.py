@@ -72,7 +72,7 @@ def test_claude_sdk_store_tests_pass(opener):
 
     with opener() as store:
         asyncio.run(main(store))
-    assert len(made) == 1 + 14  # one is only looked at; a contract of a method that is not there makes none
+    assert len(made) == 1 + 14  # the first is only read; the contract of a missing method makes none
 
 
 JSON = st.recursive(

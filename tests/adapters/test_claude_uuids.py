@@ -1,4 +1,4 @@
-"""Sessions of the Claude Agent SDK: each uuid is kept once, whoever appends it, and whatever became of the session."""
+"""Sessions of the Claude Agent SDK: each uuid is stored once, even if several writers append it."""
 
 import asyncio
 import os
@@ -211,7 +211,7 @@ def test_delete_retries_after_a_concurrent_append(store, monkeypatch):
         found = await real(self, name)
         calls.append(name)
         if len(calls) == 1:
-            await asyncio.create_task(sessions.append(KEY, [said("late")]))  # by somebody outside of the transaction
+            await asyncio.create_task(sessions.append(KEY, [said("late")]))  # by a task outside of the transaction
         return found
 
     monkeypatch.setattr(aio.conversations.Conversations, "delete", meanwhile)

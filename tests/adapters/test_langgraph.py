@@ -423,7 +423,7 @@ def test_stale_latest_conflicts(saver):
     with pytest.raises(backtrail.Conflict) as caught:
         put(saver, read, "3", x=3)
     assert caught.value.code == "conflict.stale"
-    later = at(checkpoint_id="2", __pregel_runtime=None)  # the run that goes on after its first
+    later = at(checkpoint_id="2", __pregel_runtime=None)  # the second step of the run
     put(saver, later, "4", x=4)
     with pytest.raises(backtrail.Conflict):
         put(saver, later, "5", x=5)

@@ -15,7 +15,7 @@ from langgraph.types import Command, interrupt
 
 from backtrail.adapters.langgraph import BacktrailSaver
 
-SEEDS = int(os.environ.get("BACKTRAIL_LANGGRAPH_SEEDS", "60"))
+SEEDS = int(os.environ.get("BACKTRAIL_LANGGRAPH_SEEDS", "20"))
 AT = {"configurable": {"thread_id": "t"}}
 
 

@@ -38,7 +38,7 @@ def ran():
 
 @pytest.fixture
 def graph(saver, ran):
-    """Two nodes at once, of which one asks; a node before, and one after."""
+    """Two parallel nodes, one of them asks; a node before, and one after."""
 
     def also(_):
         ran.append("also")

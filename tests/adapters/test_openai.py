@@ -215,7 +215,7 @@ def test_works_inside_compaction_session(memory):
 
 
 def waiting():
-    """An agent that looks something up, then asks for two calls of which one needs an approval."""
+    """An agent that makes a lookup, then two calls; one of them needs an approval."""
     both = [ask("Porto", "c2"), function_call("book", {"hotel": "Ritz"}, call_id="c3")]
     return agent_of([ask("Lisbon", "c1")], both, say("Booked."))
 

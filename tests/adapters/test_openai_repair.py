@@ -157,7 +157,7 @@ def test_output_in_progress_is_awaited(tmp_path):
         async with aio.open(tmp_path / "s.db") as store:
             one, other = BacktrailSession("s", store), BacktrailSession("s", store)
             await one.add_items([{"type": "function_call", "call_id": "late", "name": "look", "arguments": "{}"}])
-            assert await other.repairs() == []  # whichever session of the store has added it
+            assert await other.repairs() == []  # another session of the store has added it
             writing = asyncio.create_task(
                 one.add_items([{"type": "function_call_output", "call_id": "late", "output": "found"}])
             )

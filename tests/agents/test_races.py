@@ -11,7 +11,7 @@ import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound
 from backtrail.agents.checkpoints import Manifests
 from backtrail.engine import manifests
-from backtrail.maintenance import agent_pointers
+from backtrail.maintenance import verify
 from backtrail.maintenance.readable import Reading
 from backtrail.overlay import Overlay
 from backtrail.thread import Handle
@@ -22,7 +22,13 @@ from tests.support.scene import agent, contents, conversation, names, usage, vie
 from tests.support.schemas import swept
 
 
-@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        "postgres",
+        *(pytest.param(kind, marks=pytest.mark.torture) for kind in ("memory", "file")),
+    ]
+)
 def stores(request, tmp_path):
     """The same store, opened twice: mine, and that of others."""
     opening = {
@@ -411,7 +417,7 @@ def test_gc_during_verify_is_no_damage(stores, deleted):
         other.agents.delete_checkpoint(made) if deleted == "checkpoint" else other.conversations.delete("d")
         other.gc()
 
-    with meanwhile(agent_pointers._ManifestCheck, "_follow", theirs):
+    with meanwhile(verify._ManifestCheck, "_follow", theirs):
         assert mine.verify().ok
 
 

@@ -7,40 +7,15 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
-from functools import partial
 from unittest import mock
 
 import pytest
 
-import backtrail
 from backtrail import AgentState, Conflict, Conversation, Invalid, Message, NotFound, Unavailable, aio
 from backtrail.agents.scheduler import LOG
 from backtrail.aio import executor
 from backtrail.backends.port import Undone
 from tests.aio.test_aio import LOST, counted_groups, failing, held, listed
-from tests.support.places import in_memory
-from tests.support.schemas import swept
-
-
-@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
-def opener(request, tmp_path):
-    """Opens the same store each time it is called, for the synchronous code."""
-    if request.param == "memory":
-        with in_memory() as opener:
-            yield opener
-    elif request.param == "postgres":
-        with swept(durability="relaxed") as opener:
-            yield opener
-    elif request.param == "file":
-        yield partial(backtrail.open, (tmp_path / "store").as_uri(), durability="relaxed")
-    else:
-        yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")
-
-
-@pytest.fixture
-def opened(opener):
-    """Opens the same store each time it is called, for asyncio."""
-    return lambda **options: aio.Store(opener(**options))
 
 
 async def begin(store, *agents):
@@ -68,7 +43,7 @@ async def said(store, id="a"):  # noqa: A002
 
 @contextmanager
 def unseen_errors():
-    """Collect what an event loop says of exceptions that nobody looked at; there should be none."""
+    """Collect the event loop's reports of unretrieved exceptions; there should be none."""
     found = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
     yield
@@ -579,7 +554,7 @@ def test_stopped_scheduler_finishes_its_round(opened):
                         task.cancel()
                         with pytest.raises(asyncio.CancelledError):
                             await task
-                        assert not auto.running  # nobody is there to stop it
+                        assert not auto.running  # no code can stop it now
                     else:
                         task = asyncio.create_task(auto.stop() if how == "stop" else store.close())
                         await asyncio.sleep(0.01)

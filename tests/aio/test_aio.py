@@ -28,29 +28,6 @@ from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.engine import throttle
 from backtrail.engine.tree.tree import Tree
 from tests.support.lengths import lengths
-from tests.support.places import in_memory
-from tests.support.schemas import swept
-
-
-@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
-def opener(request, tmp_path):
-    """Opens the same store each time it is called, for the synchronous code."""
-    if request.param == "memory":
-        with in_memory() as opener:
-            yield opener
-    elif request.param == "postgres":
-        with swept(durability="relaxed") as opener:
-            yield opener
-    elif request.param == "file":
-        yield partial(backtrail.open, (tmp_path / "store").as_uri(), durability="relaxed")
-    else:
-        yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")
-
-
-@pytest.fixture
-def opened(opener):
-    """Opens the same store each time it is called, for asyncio."""
-    return lambda **options: aio.Store(opener(**options))
 
 
 @pytest.fixture
@@ -279,9 +256,7 @@ def held(store):
         there.set()
         assert go_on.wait(30)
 
-    store._executor._writer.put(
-        executor.Job(wait)
-    )  # it is nobody's: not in the transaction that its task may have open
+    store._executor._writer.put(executor.Job(wait))  # it is not part of the transaction that its task may have open
     assert there.wait(30)
     try:
         with mock.patch.object(store._sync._backend, "undoes_groups", new=False):  # so that all writes wait
@@ -366,7 +341,7 @@ def test_one_operation_of_a_group_fails_alone(opened):
     asyncio.run(main())
 
 
-def test_synchronous_code_in_other_threads_goes_on_beside_it(opener):
+def test_synchronous_code_works_in_other_threads(opener):
     store = aio.Store(opener())
     sync = store._sync
 
@@ -485,7 +460,7 @@ def test_what_a_task_gathers_in_a_transaction_is_in_it(opened):
 
 
 class _Shifting(dict):
-    """Is never at rest: whoever goes over it fails."""
+    """A dict that changes all the time: iterating over it fails."""
 
     def items(self):
         raise RuntimeError("dictionary changed size during iteration")
@@ -727,7 +702,7 @@ def test_failed_group_end_fails_all_its_operations(opened):
 
 
 def test_a_handle_forgets_what_a_failed_group_wrote(opened, opener):
-    """Else it would write a change of its lost row on top of the row that somebody else wrote at the same place."""
+    """Else it would write a change of its lost row on top of another writer's row with the same seq."""
 
     async def main():
         async with opened() as store:
@@ -984,7 +959,7 @@ def test_what_was_not_begun_is_withdrawn(opened):
                 await asyncio.sleep(0)
                 for task in tasks:
                     task.cancel()
-                done = await asyncio.gather(*tasks, return_exceptions=True)  # before the writer goes on
+                done = await asyncio.gather(*tasks, return_exceptions=True)  # before the writer continues
             assert [type(each) for each in done] == [asyncio.CancelledError] * 4
             assert await look(store) == before
 
@@ -1189,7 +1164,7 @@ def test_closing_a_busy_loop_harms_no_other_loop(opened):
 
     async def main():
         thread = await begin(store)
-        thread.append("l", "asked").send(None)  # nobody waits for it
+        thread.append("l", "asked").send(None)  # it is not awaited
 
     asyncio.run(main())
 
@@ -1202,7 +1177,7 @@ def test_closing_a_busy_loop_harms_no_other_loop(opened):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this test forks")
-def test_a_child_goes_on_with_a_writer_of_its_own(path):
+def test_forked_child_gets_its_own_writer(path):
     async def main(store, name):
         await asyncio.gather(*(store.thread("t").append("l", [name, n]) for n in range(20)))
         return len(await (await store.thread("t").load()).get("l"))

@@ -11,9 +11,7 @@ import pytest
 from backtrail import Conflict, InDoubt, Invalid, Message, Unavailable, aio
 from backtrail.runs.calls import Attempt
 from backtrail.runs.strategies import Done, EveryN, Never, NotDone
-from tests.aio.test_agents import busy, opened, opener, unseen_errors, until
-
-__all__ = ["opened", "opener"]  # fixtures
+from tests.aio.test_agents import busy, unseen_errors, until
 
 
 class Cut(BaseException):

@@ -217,7 +217,7 @@ def test_agents_of_a_golden_store_go_where_they_were(golden: Golden) -> None:
         assert store.verify().ok
 
 
-def test_a_golden_store_goes_on(golden: Golden) -> None:
+def test_golden_store_can_be_written(golden: Golden) -> None:
     with golden.open() as store:
         thread = store.thread("long")
         root = thread.append("messages", "new").root
@@ -258,7 +258,7 @@ def test_golden_runs_continue(tmp_path: Path, file: str) -> None:
         assert store.verify().ok
 
 
-def test_run_of_a_golden_store_whose_worker_died_goes_on(tmp_path: Path) -> None:
+def test_run_in_golden_store_continues_after_its_worker_died(tmp_path: Path) -> None:
     """Its journal continues a checkpoint: the finished calls are not made again, and the other one is in doubt."""
     with backtrail.open(shutil.copy(GOLDEN / "runs3.db", tmp_path / "s.db")) as store:
         left = store.runs.load("left")

@@ -12,8 +12,7 @@ from backtrail.backends.file import storage
 from backtrail.backends.sqlite import maintenance
 from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.cli.main import exit_code, sections
-from backtrail.cli.parameters import Invocation
-from backtrail.cli.translation import translated
+from backtrail.cli.parameters import Invocation, translated
 from tests.support.commands import bad, docs, good, run
 from tests.support.servers import server
 

@@ -28,7 +28,7 @@ def _lineage(store: Store) -> tuple[list[Checkpoint[Any]], Thread[Any], Thread[A
 class Ancestry(Suite):
     """`history(ancestors=True)`, and refs."""
 
-    def test_history_of_a_fork_goes_on_into_its_source(self, store: Store) -> None:
+    def test_history_of_a_fork_continues_in_its_source(self, store: Store) -> None:
         made, second, third = _lineage(store)
         assert states(second.history(ancestors=True)) == [{"n": n} for n in (1, 2, 3, 14, 15)]
         assert [c.thread_id for c in third.history(ancestors=True)] == ["a", "a", "b", "b", "c", "c"]

@@ -30,7 +30,7 @@ def size_of(path: Path) -> int:
 class Backups(Suite):
     """`backup`."""
 
-    def test_a_backup_has_everything_and_goes_on(self, store: Store, tmp_path: Path) -> None:
+    def test_backup_is_complete_and_writable(self, store: Store, tmp_path: Path) -> None:
         furnish(store)
         wanted = everything(store)
         path = tmp_path / "backups" / "backup"

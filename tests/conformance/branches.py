@@ -160,7 +160,7 @@ class Branching(Suite):
             assert before > 150_000
             for at in (399, 390, 200):
                 store.conversations.fork("c", at=f"c{at}", new_id=f"d{at}")
-            assert usage(store).payload_bytes - before < 100_000  # each may cut one chunk, of some 30 KB, anew
+            assert usage(store).payload_bytes - before < 100_000  # each may store one new chunk of some 30 KB
             for at in (399, 390, 200):
                 assert contents(store, f"d{at}") == texts[: at + 1]
             store.gc()

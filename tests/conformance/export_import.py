@@ -409,7 +409,7 @@ class Importing(_Moving):
         assert [state["messages"] for state in states(store.thread("a").history())] == [[*range(10)], [*range(11)]]
         before = everything(store)
         thread.rewind(3)
-        for at in (3, 4):  # the head is gone here, and then what the head stands on
+        for at in (3, 4):  # the head is missing here, and then its base
             other.export(tmp_path / f"{at}")
             with pytest.raises(Conflict, match="this store removed"):
                 store.import_(tmp_path / f"{at}")
@@ -569,7 +569,7 @@ def _comes_back(source: Store, mirror: Store, directory: Path) -> None:
         assert mirror.verify().ok
         last = path
     source.thread("stays").append("messages", "more")
-    assert source.export(directory / "last", since=last).chunks == 0  # all that it stands on is known
+    assert source.export(directory / "last", since=last).chunks == 0  # all its chunks are known
     assert mirror.import_(directory / "last").rows == 1
 
 

@@ -1,4 +1,4 @@
-"""Groups: writes that are made durable together, each of which is taken or refused alone."""
+"""Groups: writes that are made durable together; each one succeeds or fails alone."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class Leases(Suite):
         with store.run("s") as run:
             assert run.agent == "a"
 
-    def test_another_store_object_goes_on(self, opener: Opener) -> None:
+    def test_run_continues_in_another_store_object(self, opener: Opener) -> None:
         tools = Tools()
         with opener() as store, Killing(store.run("s", agent="a")) as run:
             run.tool("book", tools.book, "Lisbon")

@@ -456,7 +456,7 @@ class Policies(Suite):
                 store.prune(keep_last=0, keep_tagged=marked)
         assert len(thread) == 3
 
-    def test_an_interrupted_chore_goes_on_when_called_again(self, store: Store) -> None:
+    def test_interrupted_prune_continues_when_called_again(self, store: Store) -> None:
         for n in range(4):
             fill(store.thread(f"t{n}"), 3)
 

@@ -281,7 +281,7 @@ class Repairing(Suite):
     )
     def test_a_thread_without_head_is_readable_and_not_writable(self, store: Store, damage: str) -> None:
         furnish(store)
-        DAMAGE[damage](store)  # no handle is left that knows how the thread stood before
+        DAMAGE[damage](store)  # no handle is left that knows the old head
         thread = store.thread("t")
         shown = list(thread.history(newest_first=True))
         assert sum(checkpoint.damaged for checkpoint in shown) == (damage == "the head")
@@ -373,7 +373,7 @@ class Repairing(Suite):
         aside = store.thread("t").rewind(store.thread("t").load(shown[0]))
         assert aside.state == {"n": 1}
 
-    def test_a_thread_of_which_nothing_is_left_begins_again(self, store: Store) -> None:
+    def test_thread_without_readable_rows_begins_again(self, store: Store) -> None:
         fill(store.thread("t"), 2)
         payload("thread", "t", 1)(store)
         column("thread", "t", 2)(store)

@@ -213,7 +213,7 @@ class Restoring(Suite):
         assert view(store, "a") == second
 
     @pytest.mark.parametrize("then", _FOLLOWING)
-    def test_transaction_goes_on_with_a_restored_conversation(self, store: Store, then: str) -> None:
+    def test_transaction_can_append_to_a_restored_conversation(self, store: Store, then: str) -> None:
         made = begun(store)
         store.conversations.delete("d")
         with store.transaction():

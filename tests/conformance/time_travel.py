@@ -196,7 +196,7 @@ class Rewinds(Suite):
         assert thread.rewind(c) == c
         assert list(thread.history()) == [a, b, c]
 
-    def test_the_next_save_goes_on_from_there(self, thread: Thread[Any]) -> None:
+    def test_next_save_continues_from_the_rewound_head(self, thread: Thread[Any]) -> None:
         a, _, c = fill(thread, 3)
         thread.rewind(a)
         d = thread.save({"n": 20})

@@ -39,7 +39,7 @@ class Collecting(Suite):
 
     def test_gc_removes_unused_chunks(self, store: Store, thread: Thread[Any]) -> None:
         thread.save(messages(500))
-        thread.save({"messages": messages(500, start=500)})  # another kind of state: it stands on nothing
+        thread.save({"messages": messages(500, start=500)})  # a different state: it shares nothing
         chunks = store.stats().chunks
         thread.delete_checkpoint(1)
         report = store.gc()

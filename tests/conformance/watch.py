@@ -100,7 +100,7 @@ class Watching(Suite):
         thread.redo()
         last = thread.save({"n": 9})
         thread.delete_checkpoint(last)
-        expected = [made[0], made[2], made[0], made[0]]  # the save itself was deleted before it was looked at
+        expected = [made[0], made[2], made[0], made[0]]  # the save itself was deleted before the watch read it
         assert list(watch) == expected
 
     def test_watch_skips_deleted_checkpoints(self, thread: Thread[Any]) -> None:
@@ -128,7 +128,7 @@ class Watching(Suite):
             made = fill(thread, 2)
             assert list(watch) == made
 
-    def test_a_deleted_thread_that_begins_again_goes_on(self, thread: Thread[Any]) -> None:
+    def test_watch_continues_when_a_deleted_thread_begins_again(self, thread: Thread[Any]) -> None:
         fill(thread, 2)
         watch = thread.watch(timeout=0)
         fill(thread, 2)

@@ -64,7 +64,7 @@ def some(strategy):
 
 
 def entities(plain):
-    """A strategy for each class, with such values where any plain value may stand."""
+    """A strategy for each class, with such values in the place of plain values."""
     mappings = st.dictionaries(texts, plain, max_size=3)
     attachments = st.builds(
         Attachment,

@@ -114,7 +114,7 @@ def test_append_takes_openai_messages(message):
 
 
 def blocks():
-    """Return a strategy for messages of Anthropic's, from its package, if that is there."""
+    """Return a strategy for Anthropic's messages from its package; skip the test if it is not installed."""
     types = pytest.importorskip("anthropic.types", reason="the package anthropic is not installed")
     return st.one_of([typed(each) for each in typing.get_args(types.MessageParam)])
 

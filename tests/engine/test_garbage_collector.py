@@ -31,7 +31,7 @@ def test_collector_pauses_while_a_long_list_is_read(monkeypatch):
     assert gc.isenabled()
 
 
-def test_it_goes_on_after_an_error():
+def test_collector_is_enabled_after_an_error():
     with pytest.raises(KeyboardInterrupt), gc_pause.uncollected():
         assert not gc.isenabled()
         raise KeyboardInterrupt
@@ -45,7 +45,7 @@ def test_collector_stays_off_if_it_was_off():
     assert not gc.isenabled()
 
 
-def test_where_blocks_overlap_it_goes_on_in_the_end():
+def test_collector_is_enabled_after_overlapping_blocks():
     inner, outer = threading.Event(), threading.Event()
 
     def work():

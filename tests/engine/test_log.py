@@ -447,7 +447,7 @@ def test_every_flipped_bit_is_detected(stored):
         backend._storage.tables.payloads[no, row.seq] = kept
 
 
-# ---- bytes that stand alone -----------------------------------------------------------------------------------------
+# ---- checkpoints as bytes ------------------------------------------------------------------------------------------
 
 
 def touch_everything(checkpoint):

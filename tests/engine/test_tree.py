@@ -679,7 +679,7 @@ def test_appends_ops_and_saves_give_equal_trees(items):
         assert store.verify().ok
 
 
-def test_one_leaf_may_belong_to_a_list_and_to_a_dict():
+def test_list_and_dict_may_share_a_leaf():
     parts = [msgpack.pack(part) for at in range(20) for part in (f"key {at}", at)]
     pairs = msgpack.pairs(parts)
     node = nodes.Node(nodes.LEAF, chunked.array_of(pairs, mapping=True))
@@ -690,7 +690,7 @@ def test_one_leaf_may_belong_to_a_list_and_to_a_dict():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_changes_at_one_place_give_the_root_of_the_whole_state(depth):
+def test_changes_at_one_place_give_the_right_root(depth):
     """The containers around the place are short at first, then long, and short again."""
     path = ".".join("abc"[:depth])
 
@@ -715,7 +715,7 @@ def test_changes_at_one_place_give_the_root_of_the_whole_state(depth):
         assert store.verify().ok
 
 
-def test_the_place_of_a_change_is_not_used_in_another_tree(tmp_path):
+def test_place_of_a_change_is_not_used_in_other_trees(tmp_path):
     """Another process moves the key in the dict between two appends."""
     with backtrail.open(tmp_path / "s.db") as store, backtrail.open(tmp_path / "s.db") as process:
         thread, other = store.thread("t"), process.thread("t")

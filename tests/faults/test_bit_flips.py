@@ -31,7 +31,7 @@ def quick(tmp_path):
 
 
 def places(patient):
-    """Give every bit that stands for a byte: of values that are bytes one in each, of numbers the eight lowest."""
+    """Yield one bit of each byte of bytes values, and the eight lowest bits of numbers."""
     rng = random.Random(1)
     for table, columns in (("row", COLUMNS), ("chunk", ["digest", "payload"])):
         for where, key in patient.keys(table):
@@ -109,6 +109,7 @@ def test_invalid_utf8_is_reported_as_damage(column, quick):
         assert table != "tag" or store._backend.tags(1)
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("fault", ["rows", "chunks"])
 def test_seeded_faults_are_found(fault, quick, monkeypatch):
     if fault == "rows":

@@ -85,9 +85,9 @@ def crashed(kind, source, calls, done, images, *, durability="full", thorough=Fa
 def test_acknowledged_writes_survive_whole(kind, quick, monkeypatch):
     monkeypatch.setattr(log, "FILE_BYTES", 40_000)
     with used(kind, quick / "s") as (calls, done):
-        wrong, different = crashed(kind, quick / "s", calls, done, 2000)
+        wrong, different = crashed(kind, quick / "s", calls, done, 1000)
     assert not wrong
-    assert different > (600 if kind == "sqlite" else 400)
+    assert different > (300 if kind == "sqlite" else 200)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,6 +185,7 @@ SEEDED = [
 ]
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("kind", "fault", "said"), SEEDED, ids=[f"{kind}{fault.__name__}" for kind, fault, _ in SEEDED]
 )

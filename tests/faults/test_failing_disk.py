@@ -42,13 +42,13 @@ SHORT = [*FEW[:3], *FEW[4:10], ("gc", dict(DEEDS)["gc"]), FEW[1]]
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    monkeypatch.setattr(log, "FILE_BYTES", 30_000)  # so that one goes on in the next
+    monkeypatch.setattr(log, "FILE_BYTES", 30_000)  # so that the log has several files
     with quick_directory(tmp_path) as made:
         yield made
 
 
 class Trouble:
-    """A disk whose calls are counted, and of which some fail."""
+    """A disk that counts its calls and lets some of them fail."""
 
     def __init__(self, disk, error, first, *, once):
         self.count = self.fired = 0
@@ -220,6 +220,7 @@ SEEDED = [
 ]
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("kind", "fault", "found"), SEEDED, ids=[f"{kind}{fault.__name__}" for kind, fault, _ in SEEDED]
 )

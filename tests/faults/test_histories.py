@@ -103,7 +103,7 @@ def report(history, refused, began, clients=None):
     counts = {status: sum(each.status == status for each in history) for status in ("ok", "failed", "unknown")}
     seconds = (max(each.began for each in history) - min(each.began for each in history)) / 1e9
     disturbed = f", {clients.kills} kills, {clients.stops} stops" if clients else ""
-    print(  # noqa: T201 - figures for whoever runs it
+    print(  # noqa: T201 - figures for docs/reliability.md
         f"\n{len(history)} operations in {seconds:.1f} s: {counts}{disturbed}, refused {refused}; "
         f"checked in {time.perf_counter() - began:.1f} s"
     )
@@ -114,7 +114,7 @@ def report(history, refused, began, clients=None):
 
 @contextlib.contextmanager
 def without_compare_and_swap():
-    """The last one to write wins: nobody asks what a state was derived from."""
+    """The last writer wins: the state that a save was derived from is not checked."""
     real = backtrail.Thread.save
 
     def save(thread, state, *, expect, **options):
@@ -185,6 +185,7 @@ def with_decisions_on_what_a_handle_knew():
         yield
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("seed", "kinds"),
     [

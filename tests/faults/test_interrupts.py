@@ -1,4 +1,4 @@
-"""Ctrl-C at the entry of every function that locks, begins or ends something: whoever was interrupted can go on.
+"""Ctrl-C at the entry of every function that locks, begins or ends something: the interrupted code can use the store.
 
 An interrupt is raised where a function begins, before anything in it can catch it. What has to be undone must not
 depend on a function that would do it.
@@ -144,7 +144,7 @@ def test_store_works_after_ctrl_c_at_any_point(stores, deed, every):
             done = store.thread("t").save({"n": number})
             assert done.state == {"n": number}
             assert other.thread("t").load().state == {"n": number}
-            other.thread("t").save({"n": -number})  # nobody else is kept out
+            other.thread("t").save({"n": -number})  # other writers are not locked out
             if not interrupted:
                 break
         assert number > 3

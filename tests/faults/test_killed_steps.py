@@ -80,7 +80,7 @@ def before_call(number, kill, count=None):
 
 
 def tables_of(path):
-    """All that is in a database, and how it is made; what belongs to FTS5 is made anew and not compared."""
+    """The schema and the content of a database. FTS5's tables are rebuilt, so they are not compared."""
     with contextlib.closing(apsw.Connection(str(path))) as database:
         made = sorted(database.execute("SELECT type, name, sql FROM sqlite_schema WHERE name NOT LIKE 'word_%'"))
         names = [name for kind, name, sql in made if kind == "table" and not sql.startswith("CREATE VIRTUAL")]

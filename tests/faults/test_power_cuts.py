@@ -34,7 +34,7 @@ def url_of(kind, directory):
 
 
 def stations():
-    """Return what a store holds after none, one, two ... of the deeds."""
+    """Return the contents of a store after none, one, two ... of the operations."""
     with backtrail.open("memory://") as store:
         found = [picture(store, exact=False)]
         for _, deed in DEEDS:
@@ -56,7 +56,7 @@ class Power:
 
 
 def use(url, deeds, power, begin):
-    """Do so many deeds, one after the other; return how many were acknowledged, at all and before the cut began.
+    """Do this many operations; return how many were acknowledged, in total and before the cut began.
 
     A sync that comes while the kernel shuts a file system down may return as if all were well. When the power is really
     cut, nobody is left to believe it.

@@ -1,4 +1,4 @@
-"""What can be done with threads: each deed is done to the store and to the model, and both must answer alike."""
+"""The operations on threads: each is done to the store and to the model, and both must give the same answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Aborted(Exception):  # noqa: N818 - not an error: how a step or a transact
 
 
 class Deeds(Beside):
-    """One method for each kind of deed, named for it."""
+    """One method for each kind of operation, with its name."""
 
     collects = True
     """Whether some removals are followed by a collection."""

@@ -19,7 +19,7 @@ def test_each_count_of_checkpoints_has_its_own_name(tmp_path):
         assert info.in_view == len(thread) == 2
         assert stats.checkpoints == 3 + 1 + 1  # of the thread with what was rewound away, the agent, the conversation
         assert stats.agent_checkpoints == 1
-        assert report.states_read == 5 + 1  # and what stands beside the thread
+        assert report.states_read == 5 + 1  # and the thread's aside
         assert exported.visible_rows == 5 + 1 + 1  # and the manifest of the agent's checkpoint
         with backtrail.open("memory://") as other:
             assert other.import_(tmp_path / "e").visible_rows == exported.visible_rows

@@ -85,7 +85,7 @@ def test_row_is_detached_from_a_dead_chunk(path: Path) -> None:
             kept = thread.append("m", message)
         for message in noise(rng, 120, 150):
             last = thread.append("m", message)
-        assert store.gc().repacked  # the first rows stand beside a leaf of this line now
+        assert store.gc().repacked  # the first rows are stored beside a leaf of this thread now
         thread.rewind(kept.id)
         for message in noise(rng, 120, 150):
             thread.append("m", message)

@@ -64,7 +64,7 @@ def everything(path: Path) -> dict[str, Any]:
 
 
 def beside(path: Path) -> list[tuple[int, bool]]:
-    """The rows that stand beside chunks: (seq, whether it is a base)."""
+    """The rows that are stored beside chunks: (seq, whether it is a base)."""
     connection = apsw.Connection(str(path))
     query = "SELECT key & 0xffffffff, base = key & 0xffffffff FROM row WHERE substr(payload, 1, 1) = x'03' ORDER BY key"
     found = [(seq, bool(is_base)) for seq, is_base in connection.execute(query)]

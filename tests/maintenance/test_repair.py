@@ -323,7 +323,7 @@ class TestFiles:
         (path / "snapshot").unlink(missing_ok=True)
         file.write_bytes(data)
 
-    def test_lost_frames_are_written_off_and_writing_goes_on(self, tmp_path):
+    def test_store_is_writable_after_lost_frames_are_written_off(self, tmp_path):
         path = tmp_path / "files"
         self.blinded(path)
         with backtrail.open(path.as_uri()) as store:
@@ -403,7 +403,7 @@ class TestFiles:
 
 
 def harm(store, rng):
-    """Damage a random row or chunk, in a random way; moves of the head, of which there are few, more often."""
+    """Damage a random row or chunk in a random way; prefer moves of the head, because there are few."""
     backend = store._backend
     records = list(gc.threads(store._engine.direct.reader))
     record = rng.choice(records)
@@ -498,6 +498,7 @@ def test_many_random_repairs_keep_everything_that_loaded(seed):
     check(seed)
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("module", "name"),
     [

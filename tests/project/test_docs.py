@@ -47,7 +47,7 @@ class Block(NamedTuple):
     """Of the first line inside."""
     text: str
     follows: bool
-    """Whether nothing but blank lines stands between it and the block before."""
+    """Whether only blank lines are between it and the block before."""
 
 
 def blocks(text):

@@ -1,4 +1,4 @@
-"""The state of a run, changed from outside: the run goes on with it, or the change is refused."""
+"""The state of a run, changed from outside: the run continues with it, or the change is refused."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ def trip(store, session="s", *, end=None, at=2, **options):
 
 
 @pytest.mark.parametrize("end", ["halted", "failed"])
-def test_a_run_goes_on_with_a_state_that_was_changed(store, end):
+def test_run_continues_with_a_changed_state(store, end):
     with suppress(KeyError):
         trip(store, end=end)
     status = store.runs.load("s").status
@@ -70,7 +70,7 @@ def test_a_rewound_run_stays_rewound_when_its_state_is_changed(store):
     assert trip(store).state["seen"] == ["LISBON", "PORTO", "PORTO"]
 
 
-def test_a_fork_goes_on_with_a_state_that_was_changed(store):
+def test_fork_continues_with_a_changed_state(store):
     trip(store)
     fork = store.runs.thread("s").fork("other", at=2)
     fork.set("state.city", "Porto")
@@ -168,7 +168,7 @@ def test_a_run_that_is_worked_on_is_not_changed(store):
         lambda thread: thread.save({"state": {}}),
         lambda thread: thread.update(lambda seen: seen["state"].clear()),
         lambda thread: thread.edit(lambda editor: editor.set("state.city", "Porto")),
-        lambda thread: _step(thread),  # noqa: PLW0108 - it stands below
+        lambda thread: _step(thread),  # noqa: PLW0108 - it is defined below
     ],
     ids=["set", "append", "delete_at", "save", "update", "edit", "step"],
 )

@@ -1,4 +1,4 @@
-"""A fork of a run's checkpoints is a run, too; and whatever is done to them, the run goes on and makes whole ones."""
+"""A fork of a run's checkpoints is a run, too; the run continues after any change of its checkpoints."""
 
 import threading
 
@@ -244,7 +244,7 @@ def test_conflict_on_checkpoints_is_no_takeover(store, monkeypatch):
 @pytest.mark.parametrize(
     ("lost_at", "pure"), [*((each, False) for each in range(1, 7)), *((each, True) for each in range(1, 5))]
 )
-def test_unknown_commit_ends_block_and_run_goes_on(store, monkeypatch, lost_at, pure):
+def test_run_continues_after_an_unknown_commit(store, monkeypatch, lost_at, pure):
     """Intents, results with a checkpoint, the end of an iteration and the end of the run: each was written, unseen."""
     commit, done = store._backend.commit, []
 
@@ -344,7 +344,7 @@ def test_a_rewind_that_is_undone_was_none(store):
     assert done == [1, 2, "again"]
 
 
-def test_rewound_run_goes_on_after_a_crash(store):
+def test_rewound_run_continues_after_a_crash(store):
     done = []
     work(store, "s", stop=3, done=done)
     store.runs.thread("s").rewind(in_iteration(store, "s", 2))

@@ -666,7 +666,7 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(store):
         store.runs.load("t")
 
 
-def test_a_fork_takes_no_run_that_is_there(store):
+def test_fork_to_an_existing_run_is_refused(store):
     once(store, lambda run: run.tool("look", abs, -1))
     once(store, lambda _: None, "t", strategy=Never())
     with pytest.raises(Conflict):

@@ -1,4 +1,4 @@
-"""Ctrl-C, or a store that is away, inside of a run's own code, caught by code that goes on: no result is lost."""
+"""Ctrl-C or an unavailable store inside of a run's own code, if the caller catches it: no result is lost."""
 
 import pytest
 

@@ -231,7 +231,7 @@ def test_a_repaired_answer_reaches_the_conversation(store, late):
     assert roles(store.conversations.load("d").messages) == ["user", "assistant", "tool", "user"]
 
 
-def test_a_repaired_answer_stands_behind_its_own_call(store):
+def test_repaired_answer_follows_its_call(store):
     store.conversations.append("d", CALL, Message.user("hi"), agent_id="a")  # of another run, with the same id
     unanswered(store, conversation="d", call=replace(CALL, id="other"))
     store.conversations.append("d", replace(CALL, id="third"), Message.user("bye"))
@@ -276,7 +276,7 @@ def test_a_run_without_its_conversation_is_opened(store):
     assert said(store) == ALL[4:]
 
 
-def test_a_run_without_its_conversation_goes_on_silently(store):
+def test_run_continues_without_its_conversation(store):
     lose(store, agent=None)
     with store.run("s") as run:
         for i in run.iterations():

@@ -90,7 +90,7 @@ def test_run_without_a_worker_needs_no_checkpoint(store):
 
 
 @pytest.mark.parametrize("intent", [False, True])
-def test_run_that_lost_its_newest_checkpoint_goes_on_after_a_rewind(store, intent):
+def test_run_without_newest_checkpoint_continues_after_rewind(store, intent):
     """A worker that died, and damage: nothing is taken for not done, until a user says where to go on."""
     run = store.run("s", lease=0.05).__enter__()
     for number in run.iterations():
@@ -119,7 +119,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_call_with_checkpoint_writes_two_rows_and_a_pure_one_writes_one(store):
+def test_pure_call_writes_one_row_and_others_two(store):
     with store.run("s") as run:
         run.tool("first", abs, -1)  # the first checkpoint also writes to the journal
         for number in run.iterations():
@@ -245,7 +245,7 @@ def test_stale_worker_cannot_write_a_checkpoint(store, joined):
     assert store.conversations.get("c") is None
 
 
-def test_deleting_the_newest_checkpoint_of_a_dead_worker_loses_no_result(store):
+def test_deleting_a_dead_workers_checkpoint_loses_no_result(store):
     run = store.run("s", lease=0.05).__enter__()
     for number in run.iterations():
         run.tool("pay", abs, -number)
@@ -260,7 +260,7 @@ def test_deleting_the_newest_checkpoint_of_a_dead_worker_loses_no_result(store):
     assert [call.result for call in run.tool_calls] == [1, 2]
 
 
-def test_worker_goes_on_after_its_newest_checkpoint_was_deleted(store):
+def test_worker_continues_after_its_newest_checkpoint_is_deleted(store):
     with store.run("s") as run:
         for number in run.iterations():
             run.tool("pay", abs, -number)
@@ -273,7 +273,7 @@ def test_worker_goes_on_after_its_newest_checkpoint_was_deleted(store):
 
 
 @pytest.mark.parametrize("strategy", [AfterToolCall(), Never()])
-def test_old_rows_of_a_journal_are_hidden_when_its_worker_leaves(store, strategy):
+def test_leaving_worker_hides_old_journal_rows(store, strategy):
     for cut in (1, 2, None):
         with suppress(Cut):
             work(store, strategy, cut=cut)
@@ -281,7 +281,7 @@ def test_old_rows_of_a_journal_are_hidden_when_its_worker_leaves(store, strategy
 
 
 @pytest.mark.parametrize("earlier", [0, 1])
-def test_takeover_misses_no_checkpoint_that_comes_while_it_reads_the_run(store, monkeypatch, earlier):
+def test_takeover_sees_checkpoints_made_while_it_reads(store, monkeypatch, earlier):
     """The former worker writes a checkpoint after the new one has read the checkpoints, and before it has the lease."""
     old = store.run("s").__enter__()
     steps = old.iterations()
@@ -326,7 +326,7 @@ def test_checkpoint_tells_types_apart_that_marshal_does_not(store):
 
 
 @pytest.mark.parametrize("looping", [False, True])
-def test_export_of_a_run_with_a_settled_call_can_be_imported(store, tmp_path, looping):
+def test_exported_run_with_settled_call_can_be_imported(store, tmp_path, looping):
     def begin(run, fn):
         if looping:
             next(run.iterations())

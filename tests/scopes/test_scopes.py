@@ -166,7 +166,9 @@ def stores(kind, tmp_path):
             yield store
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "file", "postgres"])
+@pytest.mark.parametrize(
+    "kind", ["sqlite", "postgres", *(pytest.param(kind, marks=pytest.mark.torture) for kind in ("memory", "file"))]
+)
 def test_scope_shows_what_a_store_of_its_own_would(kind, tmp_path):
     with stores(kind, tmp_path) as shared, backtrail.open("memory://") as alone:
         shared.thread("unowned").save({"messages": [{"content": "shared by nobody"}]})

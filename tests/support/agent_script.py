@@ -83,7 +83,7 @@ class AgentScript:
         self.undos: dict[str, list[Restore]] = defaultdict(list)
         self.held: dict[str, Entry] = {}
         self.log: list[str] = []
-        """What was done, for who has to find out what went wrong."""
+        """The log of all operations, for the message of a failed test."""
         self._tokens = itertools.count(1)
         self._inside = False
 

@@ -27,7 +27,7 @@ class SqliteDisk(Disk):
     def __init__(self) -> None:
         super().__init__()
         self.syncs = True
-        """Whether a sync is one. If not, the disk says that it is, and goes on."""
+        """Whether syncs work. If not, the disk ignores them without an error."""
         self._files: dict[str, int] = {}
 
     def opened(self, name: str, flags: int, *, existed: bool) -> int:

@@ -12,7 +12,7 @@ OLD = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
 
 def fill(url, text):
-    """Fill a store: `text(name)` is what stands for a name in ids, labels, titles, roles, keys, tools, reasons.
+    """Fill a store: `text(name)` replaces a name in ids, labels, titles, roles, keys, tools, reasons.
 
     Returns the id of the agent's checkpoint, which stands for `POINT` in the commands.
     """

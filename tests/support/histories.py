@@ -28,7 +28,7 @@ FOREVER = float("inf")
 
 
 class Operation(NamedTuple):
-    """What somebody did: (APPEND, list, value) and (READ, list, values).
+    """The operations of a client: (APPEND, list, value) and (READ, list, values).
 
     Of stacks also (POP, stack, n), which was begun; (TAKEN, stack, values), how it ended; (SAW, stack, values).
     """
@@ -336,7 +336,7 @@ def way(edges, start, end):
     return back[::-1]
 
 
-def components(edges):  # noqa: C901 - one loop, and one that it stands for
+def components(edges):  # noqa: C901 - one loop instead of a recursion
     """Return the strongly connected components that have more than one node (Tarjan 1972, without recursion)."""
     out = defaultdict(list)
     for one, other, _ in edges:

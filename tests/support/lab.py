@@ -50,7 +50,7 @@ def picture(store: backtrail.Store, *, exact: bool = True) -> Picture:
     return found
 
 
-# -- deeds ------------------------------------------------------------------------------------------
+# -- operations -------------------------------------------------------------------------------------
 
 
 def _text(seed: int, size: int = 200) -> str:
@@ -155,7 +155,7 @@ DEEDS: tuple[tuple[str, Callable[[backtrail.Store], None]], ...] = tuple(
 
 
 class Done(NamedTuple):
-    """A deed that was acknowledged."""
+    """An operation that was acknowledged."""
 
     name: str
     begun: int
@@ -165,7 +165,7 @@ class Done(NamedTuple):
 
 
 class Book:
-    """The deeds, with the number of disk calls when each began and when it was acknowledged."""
+    """The operations, with the number of disk calls when each began and when it was acknowledged."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self.done: list[Done] = []
@@ -185,7 +185,7 @@ class Book:
         self._seen = now
 
     def use(self, url: str, **options: Any) -> None:
-        """Do all deeds, with a store that is closed and opened in between."""
+        """Do all operations, and close and open the store in between."""
         half = len(DEEDS) // 2
         for deeds in (DEEDS[:half], DEEDS[half:]):
             with backtrail.open(url, **options) as store:

@@ -20,5 +20,5 @@ QUARTERS = pytest.mark.parametrize("quarter", range(4))
 
 
 def parts(divisor):
-    """Into how many parts the examples are cut of which each quarter does one: four, or for every day more."""
+    """Return the number of parts of which each quarter does one: four in `make torture`, more in `make test`."""
     return 4 if settings.default.max_examples > 1000 else 4 * divisor

@@ -1,4 +1,4 @@
-"""What happens between two steps of somebody else's: each of these lost or damaged something once."""
+"""Writes between two steps of another writer: each of these once lost or damaged data."""
 
 from __future__ import annotations
 

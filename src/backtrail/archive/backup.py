@@ -2,7 +2,7 @@
 
 A restore copies and syncs the backup, then renames the copy to the name of the store, in one step. The replaced store
 is kept under another name. If the process is killed before the rename, the old store stays with its write-ahead log. If
-it is killed after the rename, the backup stands next to the log of the old store, and `open` refuses to use the two;
+it is killed after the rename, the backup is next to the log of the old store, and `open` refuses to use the two;
 call the restore again to complete it.
 """
 

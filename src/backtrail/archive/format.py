@@ -220,8 +220,8 @@ _LENGTHS: Final = {0xC4: 1, 0xD9: 1, 0xC5: 2, 0xDA: 2, 0xC6: 4, 0xDB: 4}
 """The size of the length field of a msgpack bin or text in bytes, by its first byte."""
 _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 
-# None stands for a number, a text, a bin or nil. A tuple stands for an array of exactly its items, a list for an array
-# of any number of its item. Any array may be nil.
+# None means a number, a text, a bin or nil. A tuple means an array of exactly its items, a list an array of any number
+# of its item. Any array may be nil.
 _SHAPES: Final[dict[bytes, Any]] = {
     HEADER: (None, None, None, None, (None, [None])),
     THREAD: ((None,) * 6, None, None, None, None, [(None, None)], [(None, [None])]),
@@ -233,7 +233,7 @@ _SHAPES: Final[dict[bytes, Any]] = {
 }
 _CONTINUING: Final = {**_SHAPES, THREAD: (*_SHAPES[THREAD], None, None)}
 _MOST: Final = {ROWS: SECTION // ROW_WEIGHT, CHUNKS: 1}
-"""The most items in a section of more than 2 * SECTION bytes: one large item, or rows of which one is large."""
+"""The most items in a section of more than 2 * SECTION bytes: one large item, or rows with a large one among them."""
 
 
 def require_shape(kind: bytes, data: bytes, *, continuing: bool) -> None:

@@ -92,14 +92,16 @@ def check(store: Reader, batch: Batch) -> None:
     last = _last_seqs(store, {no for no, _ in (*batch.newest, *batch.rows)})
     if any(last.get(no) != seq for no, seq in batch.newest):
         raise Stale
-    _check_shown(store, batch)
-    _check_threads(store, batch)
+    if batch.visible or batch.show:
+        _check_shown(store, batch)
+    if batch.threads:
+        _check_threads(store, batch)
     _check_rows(batch, last)
-    missing = frozenset(batch.touch) - {digest for digest, _ in batch.chunks}
-    missing -= store.present(tuple(missing))
-    if missing:
+    missing = frozenset(batch.touch) - {digest for digest, _ in batch.chunks} if batch.touch else frozenset()
+    if missing and (missing := missing - store.present(tuple(missing))):
         raise MissingChunks(missing)
-    if not as_tagged(pins_as_tags(batch), lambda no, seq: _stored_tags(store, no, seq)):
+    tagged = pins_as_tags(batch)
+    if tagged.tags and not as_tagged(tagged, lambda no, seq: _stored_tags(store, no, seq)):
         raise Stale
 
 
@@ -108,8 +110,6 @@ def _stored_tags(store: Reader, no: int, seq: int) -> tuple[str, ...]:
 
 
 def _check_shown(store: Reader, batch: Batch) -> None:
-    if not (batch.visible or batch.show):
-        return
     rows = store.rows_of([(no, seq, seq) for no, seq in (*batch.visible, *batch.show)])
     for place in batch.visible:
         if place not in rows or rows[place].hidden:
@@ -224,7 +224,9 @@ class SimpleReader(Reader):
 
     def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
         """See `Reader.threads_named`."""
-        return {name: record for name in names if (record := self.find_thread(space, name))}
+        records = [record for no in _numbers(self) if (record := self.thread(no)) and record.space == space]
+        by_name = {record.name: record for record in records}
+        return {name: by_name[name] for name in names if name in by_name}
 
     def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
         """See `Reader.newest_of`."""

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.output import clean, for_stderr, say
-from backtrail.cli.parameters import DAMAGED, Failure, Invocation
-from backtrail.cli.translation import translated
+from backtrail.cli.parameters import DAMAGED, Failure, Invocation, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

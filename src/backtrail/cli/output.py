@@ -297,7 +297,7 @@ def width(text: str) -> int:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of at most `most` cells. An ellipsis stands for the rest."""
+    """Return a text of at most `most` cells. An ellipsis replaces the rest."""
     if width(text) <= most:
         return text
     chars, left = [], most - 1

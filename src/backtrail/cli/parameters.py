@@ -42,6 +42,25 @@ _SHORT: Final = re.compile(r"([0-9a-f]{8}[0-9a-f-]*)…?")
 _SAFE: Final = re.compile(r"[\w./@+:][\w./@+:-]*")
 """An id that needs no quotes. Click's completion scripts do not quote, and a shell would run a command in an id."""
 _MOST: Final = 1_000_000_000
+_PHRASES: Final = (
+    ("pass threads= or agent=, not both", "pass --thread or --agent, not both"),
+    ("export without since=", "export without --since"),
+    (
+        "set one of keep_last, keep_hourly, keep_daily, keep_weekly above 0, or older_than, idle or keep_tagged=[...]",
+        "pass --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0, --older-than or --idle",
+    ),
+    ("with export(path, threads=[id])", "with `backtrail export FILE --thread THREAD`"),
+    ("verify(repair=True) gives", "`backtrail verify --repair` gives"),
+    ("force=True undoes", "--force undoes"),
+    ("contains=True searches", "--contains searches"),
+    ("schema= is for", "--schema is for"),
+    ("use set()", "use --set"),
+    ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
+    ("`reindex` rebuilds", "`backtrail reindex` rebuilds"),
+    (", or give a tuple of keys and indexes", ""),
+)
+"""Words of the library's messages, and the words for the command line: options for arguments, commands for calls."""
+_COMMAND: Final = re.compile("`backtrail ([^`]*)`")
 
 
 class Failure(click.ClickException):
@@ -120,6 +139,18 @@ class Invocation:
         if (self.url or default_url()).startswith("file:"):  # only the file backend logs
             print_log_warnings()
         return backtrail.open(self.url, read_only=read_only, schema=self.schema)
+
+
+def translated(text: str, session: Invocation) -> str:
+    """Return a message of the library with options and commands of the command line.
+
+    A user can copy such a command: it includes the `--store` that the user passed.
+    """
+    for library, cli in _PHRASES:
+        if library in text:
+            phrase = _COMMAND.sub(lambda match: f"`{session.command(*match[1].split())}`", cli)
+            text = text.replace(library, phrase)
+    return text
 
 
 def searchable(session: Invocation) -> Store:

@@ -4,7 +4,9 @@ The backend repairs its storage first, because a broken table or index may only 
 only the data that still cannot be read is written off:
 
 - Threads: rows with a wrong checksum are removed, and checkpoints that cannot be read are hidden. If the head is among
-  them, a new row makes the newest readable head the head again. A run stays at the point that its journal names.
+  them, a new row makes the newest readable head the head again. A run stays at the point that its journal names. If the
+  newest rows of the journal are lost, the run continues from its newest checkpoint or from the rest of the journal,
+  whichever is newer.
 - Agents: checkpoints drop their pointers to lost rows.
 - Chunks: damaged chunks are removed, so that the next save of the same content stores them again.
 - Search index: it is rebuilt if it is wrong.
@@ -26,10 +28,19 @@ from backtrail.engine.reader import Tip
 from backtrail.engine.search import indexer
 from backtrail.engine.tree import edits
 from backtrail.engine.tree.encode import Encoder
+from backtrail.engine.tree.path import Path
 from backtrail.engine.writer import Expect, Key, LogWriter
 from backtrail.errors import Conflict, Corrupt, NotFound, Unavailable
-from backtrail.maintenance import agent_pointers, gc, journal_remnants
-from backtrail.maintenance.verify import Findings, damaged_chunks, examine, report, scan_thread
+from backtrail.maintenance import gc
+from backtrail.maintenance.verify import (
+    Findings,
+    check_agent,
+    check_agents,
+    damaged_chunks,
+    examine,
+    report,
+    scan_thread,
+)
 from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
@@ -38,8 +49,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.manifests import Manifest, ManifestInfo
     from backtrail.engine.reader import StoreReader
-    from backtrail.maintenance.agent_pointers import AgentDamage
-    from backtrail.maintenance.verify import ThreadDamage
+    from backtrail.maintenance.verify import AgentDamage, ThreadDamage
     from backtrail.models import VerifyReport
     from backtrail.transaction import Engine
 
@@ -182,7 +192,7 @@ def write_off(reader: StoreReader, findings: Findings, progress: Progress = None
         report_step()
     lost = {(each.record.space, each.record.name): each.lost for each in repaired}
     without_head = {each.record.no for each in repaired if each.head_lost}
-    agents = agent_pointers.check(reader, lost) if new_losses else findings.agents
+    agents = check_agents(reader, lost) if new_losses else findings.agents
     records = [each.record for each in repaired] + [each.record for each in agents]
     for record in {record.no: record for record in records}.values():
         if record.space == manifests.SPACE:
@@ -246,7 +256,7 @@ class _ThreadRepair:
                 continue  # another process wrote to the thread
             if self._record.space == journal.SPACE and damage.head_lost:
                 with suppress(Conflict):  # a worker opened the run
-                    journal_remnants.drop_lease(self._reader, self._record)
+                    self._drop_lease()
             return damage
         raise Unavailable(
             f"thread {self._record.name!r} keeps changing; stop the processes that write to it, then repair again",
@@ -271,6 +281,16 @@ class _ThreadRepair:
         self._reader.backend.commit(batch)
         if damage.unsound:
             self._reader.backend.remove_rows(no, sorted(damage.unsound))
+
+    def _drop_lease(self) -> None:
+        """Remove the lease from the head of a run's journal: its worker may have left the run since."""
+        tip = self._reader.tip_of(self._record)
+        if tip is None or tip.head is None:
+            return
+        put = edits.Put(Path(("lease",)), None, manifests.PLAIN, self._record.name)
+        meta, expect = rows.Meta(log.AUTOMATIC), Expect(tip.head.seq, tip.head.op_id)
+        key = Key(self._record.space, self._record.name)
+        LogWriter(self._reader).save(key, edits.Several([put]), meta, expect=expect)
 
     def _make_bases(self, unsound: set[int]) -> None:
         """Rewrite readable delta rows as base rows if their parent is unsound and will be removed."""
@@ -306,7 +326,7 @@ class _AgentRepair:
     def run(self, *, rebuild: bool) -> None:
         """Repair the checkpoints until no damage is left. Set `rebuild` if the newest manifest is lost."""
         for _ in range(_TRIES):
-            damage = agent_pointers.check_agent(self._reader, self._record, self._lost)
+            damage = check_agent(self._reader, self._record, self._lost)
             if damage is None and not rebuild:
                 return
             try:

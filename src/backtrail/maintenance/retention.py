@@ -453,7 +453,7 @@ def _decision(reader: LogReader, record: ThreadRecord, rules: Rules, holders: ma
 
 
 def _is_needed(reader: LogReader, record: ThreadRecord) -> bool:
-    """Tell whether a fork reads deltas from the thread, or from the outer thread of which it is a graph namespace."""
+    """Tell whether a fork reads deltas from the thread, or from its outer thread, if it is a namespace of a graph."""
     if record.space != _THREAD:
         return False
     outer = reader.backend.find_thread(_THREAD, adapter_labels.outermost(record.name))

@@ -440,7 +440,7 @@ class TestFiles:
     def small(self, monkeypatch):
         monkeypatch.setattr(file_log, "FILE_BYTES", 2000)
 
-    def test_the_log_goes_on_in_the_next_file(self, path):
+    def test_log_continues_in_the_next_file(self, path):
         backend, other = FileBackend(path), FileBackend(path)
         no = start(backend)
         rows = [append(backend, no, payload=b"%d" % at * 300) for at in range(20)]

@@ -368,7 +368,7 @@ class TestKilled:
 
         assert self.every(tmp_path, prepare, lambda path: opened(path).reclaim(), check) > 12
 
-    def test_a_log_that_goes_on_in_the_next_file(self, tmp_path, monkeypatch):
+    def test_log_of_several_files_survives_cuts(self, tmp_path, monkeypatch):
         monkeypatch.setattr(log, "FILE_BYTES", 1000)
 
         def prepare(path):

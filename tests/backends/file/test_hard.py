@@ -444,7 +444,7 @@ def descriptors():
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it counts descriptors in /proc")
 class TestFewDescriptors:
     @pytest.mark.usefixtures("small")
-    def test_write_goes_on_after_too_many_open_files(self, path, disk):
+    def test_writes_work_again_after_too_many_open_files(self, path, disk):
         backend = opened(path)
         no = start(backend)
         log = backend._storage.log

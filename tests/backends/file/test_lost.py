@@ -96,7 +96,7 @@ def test_number_of_a_recovered_thread_is_not_reused(path):
 
 
 def test_a_thread_that_comes_back_is_seen_by_collections(path):
-    begun_again(path, 520)  # more than are looked at at once
+    begun_again(path, 520)  # more than one page
     with opened(path) as store:
         store.verify(repair=True)
         store.thread("b1").delete()

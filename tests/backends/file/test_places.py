@@ -211,8 +211,8 @@ def damage_first_list(file, uid):
 
 @pytest.mark.parametrize("collected", [False, True])
 def test_list_with_a_lost_part_is_rebuilt(path, collected, monkeypatch, caplog):
-    monkeypatch.setattr("backtrail.backends.file.base._LIST_ENTRIES", 2)
-    monkeypatch.setattr("backtrail.backends.file.base._FRAME_CHANGES", 2)
+    monkeypatch.setattr("backtrail.backends.file.log._LIST_ENTRIES", 2)
+    monkeypatch.setattr("backtrail.backends.file.log._FRAME_CHANGES", 2)
     caplog.set_level(logging.CRITICAL)
     with opened(path) as store:
         store.conversations.save(Conversation("a", id="c"))

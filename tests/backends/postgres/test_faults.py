@@ -212,7 +212,7 @@ def test_write_that_is_retried_while_under_way_happens_once(  # noqa: PLR0917 - 
     store, proxy, own, direct, schema, monkeypatch
 ):
     deeds = Deeds(store)
-    # The notifier must not use a connection: the deed would get one on which nothing is prepared.
+    # The notifier must not use a connection: the operation would get one without prepared statements.
     monkeypatch.setattr(Notifier, "send_soon", lambda *_: None)
     store._backend._notifier.end()
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
@@ -222,7 +222,7 @@ def test_write_that_is_retried_while_under_way_happens_once(  # noqa: PLR0917 - 
     )
     for n, deed in enumerate(deeds.all()):
         deeds.append(n)  # so that the statement is prepared: that would have to wait, too
-        servers.wait_for(lambda: own.execute(busy) == [(0,)])  # nothing is left of the deed before
+        servers.wait_for(lambda: own.execute(busy) == [(0,)])  # the operation before has ended
         with own.connect() as holder, holder.transaction():
             for table in ("thread", "row", "chunk", "tag"):  # writers have to wait, readers do not
                 holder.execute(f"LOCK TABLE {schema}.{table} IN SHARE MODE")

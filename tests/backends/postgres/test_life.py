@@ -60,7 +60,7 @@ def test_save_during_interpreter_shutdown_is_stored():
 
 
 def filled(store):
-    """A store of about 2 MB, most of which may go."""
+    """A store of about 2 MB; most of it can be collected."""
     with store.transaction():
         thread = store.thread("t")
         for n in range(700):

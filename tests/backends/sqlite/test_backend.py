@@ -664,7 +664,7 @@ class TestFork:
         assert len(op_ids(again, no)) == (4 if use in ("write", "another") else 3)
         again.close()
 
-    def test_a_grandchild_goes_on_too(self, backend):
+    def test_store_works_in_a_grandchild(self, backend):
         no = start(backend)
 
         def child():

@@ -65,7 +65,7 @@ def test_store_whose_file_is_elsewhere_is_refused(tmp_path, change, call):
     store.close()
 
 
-def test_store_that_is_put_back_goes_on(tmp_path):
+def test_store_that_is_put_back_works(tmp_path):
     path = tmp_path / "agents.db"
     with backtrail.open(path) as store:
         store.thread("t").save({"n": 1})

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from backtrail.atomic_file import Access
-from backtrail.backends.file import base, directory
+from backtrail.backends.file import directory
 from backtrail.backends.file.directory import Generation, begin_file
 from backtrail.backends.file.disk import STORE, remove, synced_directory, translated, write_new
 from backtrail.backends.file.lock import end_bytes
-from backtrail.backends.file.log import Log
+from backtrail.backends.file.log import Log, write_base
 from backtrail.backends.file.storage import FileStorage
 from backtrail.backends.tables.backend import TableBackend, TableView
 from backtrail.errors import Error, Invalid, Unavailable
@@ -171,7 +171,7 @@ class FileBackend(TableBackend):
             source = log.duplicate()
         name = directory.new_base(old.generation + 1)
         try:
-            tables, count = base.write(self.path / name, old.uid, copy, source.body)
+            tables, count = write_base(self.path / name, old.uid, copy, source.body)
             new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
             return self._switch(old, new, tables)
         except BaseException:
@@ -207,7 +207,7 @@ class FileBackend(TableBackend):
         file = max(directory.log_numbers(self.path), default=0) + 1
         frame = max(log.number, *end[2:]) + 1 if end is not None else log.number + 1
         try:
-            tables, count = base.write(self.path / name, uid, copy, log.body)
+            tables, count = write_base(self.path / name, uid, copy, log.body)
             begin_file(self.path, uid, file, frame)
             new = Generation(uid, old.generation + 1, name, count, file, frame)
             new_log = Log(self.path, new, read_only=False)

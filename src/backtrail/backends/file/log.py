@@ -12,6 +12,10 @@ are unknown (`fatal_damage`): nothing is appended until a repair.
 A durable frame is written after all frames before it are on disk, and its header says so. For frames of another process
 the published end says that they are on disk; otherwise this process syncs again. A file is on disk before the next file
 is begun.
+
+A base has the whole state of a store, without removed data, in the form of a log: frames with the changes that make the
+tables. Readers apply it before the log of its generation. A collection writes a base beside the current files, from a
+copy of the tables, while other processes write (`write_base`).
 """
 
 from __future__ import annotations
@@ -27,19 +31,19 @@ import ormsgpack
 
 from backtrail.backends.file import frames
 from backtrail.backends.file.directory import begin_file, log_name, log_numbers
-from backtrail.backends.file.disk import created, read_at, synced, translated, write_at
+from backtrail.backends.file.disk import created, read_at, remove, synced, synced_directory, translated, write_at
 from backtrail.backends.file.lock import End
 from backtrail.backends.file.records import ECHO, SEAL, change_of, echo, fields_of
-from backtrail.backends.tables.changes import DropList, Place, PutList, PutThread, bodies_of
+from backtrail.backends.tables.changes import DropList, Place, PutList, PutThread, bodies_of, size_of
+from backtrail.backends.tables.tables import Tables
 from backtrail.errors import CommitUnknown, Corrupt, Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from backtrail.backends.file.directory import Generation
     from backtrail.backends.tables.changes import Body, Change
-    from backtrail.backends.tables.tables import Tables
 
 LOG: Final = logging.getLogger("backtrail")
 BASE: Final = 0
@@ -50,7 +54,11 @@ SYNC_SECONDS: Final = 10.0
 FILE_BYTES: Final = 128 * 1024 * 1024
 """The most bytes of a log file. Before a file would grow larger, it is sealed, and the next file begins."""
 _COPY_BYTES: Final = 1024 * 1024
-_ECHO_BYTES: Final = bytes((0x92, ECHO))  # an array of two, of which the first is ECHO
+_FRAME_CHANGES: Final = 32
+_FRAME_BYTES: Final = 64 * 1024
+_LIST_ENTRIES: Final = 256
+"""The size of a base's frames, and of the parts of an index list in them."""
+_ECHO_BYTES: Final = bytes((0x92, ECHO))  # an array of two items; the first is ECHO
 _SEAL_RECORD: Final = ormsgpack.packb([SEAL])
 
 
@@ -567,3 +575,70 @@ class Log:
             self._enter(self.file + 1)
         except OSError as error:
             raise translated(error, self.name(self.file + 1)) from error
+
+
+# -- bases ------------------------------------------------------------------------------------------
+
+
+def write_base(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]) -> tuple[Tables, int]:
+    """Write a base of the tables and sync it; return tables whose bodies are in the base, and its number of frames.
+
+    `read` returns the bytes at a place of the old files.
+    """
+    copy = Tables()
+    number = 0
+    repeated: list[list[object]] = []
+    try:
+        fd = created(name, os.O_WRONLY | os.O_EXCL)
+        try:
+            header = frames.file_header(uid, BASE, 1)
+            write_at(fd, 0, header)
+            at = len(header)
+            for changes in _base_slices(tables):  # the last slice is empty: its frame repeats the one before
+                number += 1
+                frame = build(uid, number, changes, on_disk=number - 1, repeated=repeated, read=read)
+                for change in frame.changes(BASE, at):
+                    copy.do(change)
+                for piece in frames.joined(frame.pieces):
+                    write_at(fd, at, piece)
+                    at += len(piece)
+                repeated = echo(changes)
+            synced(fd)
+        finally:
+            os.close(fd)
+        synced_directory(name.parent)
+    except OSError as error:
+        remove(name)
+        raise translated(error, name) from error
+    except BaseException:
+        remove(name)
+        raise
+    copy.wasted = 0
+    return copy, number
+
+
+def _base_slices(tables: Tables) -> Iterator[list[Change]]:
+    """Yield the changes that make the tables in slices of moderate size, then an empty slice."""
+    changes: list[Change] = []
+    size = 0
+    for change in _base_parts(tables):
+        changes.append(change)
+        size += sum(map(size_of, bodies_of(change)))
+        if len(changes) >= _FRAME_CHANGES or size >= _FRAME_BYTES:
+            yield changes
+            changes, size = [], 0
+    if changes:
+        yield changes
+    yield []
+
+
+def _base_parts(tables: Tables) -> Iterator[Change]:
+    """Yield the changes that make the tables, with long index lists in parts."""
+    for change in tables.whole():
+        if isinstance(change, PutList):
+            ((_, _, listed),) = change.splices
+            for start in range(0, max(len(listed), 1), _LIST_ENTRIES):
+                part = listed[start : start + _LIST_ENTRIES]
+                yield PutList(change.thread, change.now, ((start, 0, part),))
+        else:
+            yield change

@@ -547,5 +547,5 @@ def _listed(no: int, entry: IndexEntry) -> Listed:
 
 
 def _number(thread: int, created: Sequence[int]) -> int:
-    """Return the number of a thread in a batch: -1, -2 ... stand for the threads that the batch created."""
+    """Return the number of a thread in a batch: -1, -2 ... are the threads that the batch created."""
     return created[-thread - 1] if -len(created) <= thread < 0 else thread

@@ -1,21 +1,23 @@
-"""Commands that change threads: save, fork, rewind, undo, redo, restore, settle, tag, delete."""
+"""Commands that change threads: save, fork, rewind, undo, redo, restore, settle, tag, delete.
+
+A command shows a change, asks, and prints the command that reverts it. It makes the change in a transaction and commits
+it only after a yes, so the preview is exact. If another process writes to the thread in between, the commit raises
+`Conflict` and nothing changes. Calls outside of the store that cannot be undone are listed first.
+"""
 
 from __future__ import annotations
 
+import sys
+import warnings
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli.confirmation import (
-    confirmed,
-    list_irreversible,
-    name_of,
-    print_revert,
-    show_changes,
-    show_move,
-)
-from backtrail.cli.output import Column, clean, compact, count, say, say_command
+from backtrail.cli.commands.inspection import change_line, field_changes
+from backtrail.cli.output import Column, clean, compact, count, room_of, say, say_command
 from backtrail.cli.parameters import (
+    KINDS,
     USAGE,
     ThreadId,
     at,
@@ -34,12 +36,92 @@ from backtrail.cli.parameters import (
 from backtrail.cli.summary import print_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from backtrail.checkpoint import Checkpoint
     from backtrail.cli.output import Output
     from backtrail.cli.parameters import Invocation, LocatedThread
     from backtrail.models import AgentCheckpoint
     from backtrail.runs.repository import RunRecord
     from backtrail.store import Store
+
+_SHOWN: Final = 20
+"""The number of changes in a preview."""
+
+
+# -- confirmation -------------------------------------------------------------------------------------------
+
+
+def _confirmed(
+    store: Store, question: str, change: Callable[[], Any], show: Callable[[Any], None], *, yes: bool
+) -> Any:
+    """Make a change in a transaction, show it, and commit it after the user's yes; return the result of `change`."""
+    from backtrail.runs.history import Irreversible
+
+    with store.transaction():
+        with warnings.catch_warnings(record=True) as recorded:
+            warnings.simplefilter("always", Irreversible)
+            result = change()
+        show(result)
+        _list_irreversible(
+            [call for each in recorded if isinstance(each.message, Irreversible) for call in each.message.calls]
+        )
+        confirm(question, yes=yes)
+    return result
+
+
+def _list_irreversible(calls: Sequence[Any]) -> None:
+    """Print the calls that had an effect outside of the store, which no command can undo."""
+    if calls:
+        say("These calls had effects outside of the store, which stay:")
+    for call in calls:
+        state = "" if call.ended_at else ", in doubt"
+        say(f"  {call.tool_name} ({call.id}{state})")
+
+
+def _show_changes(lines: Iterable[str]) -> None:
+    """Print the first changes, and the number of the others."""
+    rest = iter(lines)
+    for each in islice(rest, _SHOWN):
+        say(f"  {each}")
+    more = sum(1 for _ in rest)
+    if more:
+        say(f"  ... and {count(more, 'more change')}")
+
+
+def _show_move(located: LocatedThread) -> Callable[[Checkpoint[Any]], None]:
+    """Return a function that prints the changes of the state for a move of the head to a checkpoint."""
+    from backtrail.errors import Corrupt
+
+    def show(to: Checkpoint[Any]) -> None:
+        say(f"{_name_of(located)}: step {located.head.step} ({located.head.id[:8]}) -> step {to.step} ({to.id[:8]})")
+        try:
+            room = (room_of(sys.stderr) or 102) - 2
+            changes = field_changes(located.thread.diff(located.head, to), located.head, to)
+            _show_changes(change_line(each, room) for each in changes)
+        except Corrupt as error:  # a user may rewind because the head is damaged
+            say(f"  the changes cannot be shown: {clean(str(error))}")
+
+    return show
+
+
+def _name_of(located: LocatedThread) -> str:
+    """Return the id of a thread in printable form."""
+    return clean(located.thread.id)
+
+
+def _print_revert(
+    session: Invocation, store: Store, kind: str | None, thread: str, words: Sequence[str], *options: str
+) -> None:
+    """Print the command that reverts a change of a thread: `words`, and `--kind` if the id is ambiguous."""
+    command, *rest = words
+    if kind is not None and any(store.info(thread, kind=each) for each in KINDS if each != kind):
+        options = (*options, "--kind", kind)
+    if any(word.startswith("-") for word in rest):
+        text = session.command(command, *options, last=["--", *rest])
+    else:
+        text = session.command(command, *rest, *options)
+    say_command("to revert:", text)
 
 
 # -- saving -------------------------------------------------------------------------------------------------
@@ -103,13 +185,13 @@ def save(
 
         def show(to: Checkpoint[Any]) -> None:
             if before is not None:
-                show_move(before)(to)
+                _show_move(before)(to)
             else:
                 say(f"{clean(thread)}: a new thread")
 
-        saved = confirmed(store, f"Save to {thread!r}?", change, show, yes=yes or new)
+        saved = _confirmed(store, f"Save to {thread!r}?", change, show, yes=yes or new)
         print_checkpoint(out, saved)
-        print_revert(session, store, "thread", thread, ["undo" if before else "delete", thread])
+        _print_revert(session, store, "thread", thread, ["undo" if before else "delete", thread])
 
 
 def _expected(before: LocatedThread | None, expect: str | None) -> Any:
@@ -139,13 +221,13 @@ def fork(session: Invocation, *, out: Output, ref: str, new_id: str, kind: str |
         located, checkpoint = find_ref(store, ref, kind)
 
         def show(_: Any) -> None:
-            say(f"{clean(new_id)}: a new {located.kind} that continues {name_of(located)} from step {checkpoint.step}")
+            say(f"{clean(new_id)}: a new {located.kind} that continues {_name_of(located)} from step {checkpoint.step}")
 
         def change() -> Checkpoint[Any]:
             return located.thread.fork(new_id, checkpoint).load()
 
-        print_checkpoint(out, confirmed(store, f"Fork {new_id!r}?", change, show, yes=yes))
-        print_revert(session, store, located.kind, new_id, ["delete", new_id])
+        print_checkpoint(out, _confirmed(store, f"Fork {new_id!r}?", change, show, yes=yes))
+        _print_revert(session, store, located.kind, new_id, ["delete", new_id])
 
 
 @command(examples=("backtrail rewind trip@before-booking --yes", "backtrail undo trip --yes"))
@@ -160,14 +242,14 @@ def rewind(session: Invocation, *, out: Output, ref: str, kind: str | None, yes:
     with session.write() as store:
         located, checkpoint = find_ref(store, ref, kind)
         if located.is_head(checkpoint):
-            say(f"this is the head of {name_of(located)} already")
+            say(f"this is the head of {_name_of(located)} already")
             print_checkpoint(out, checkpoint)
             return
         question = f"Rewind {located.thread.id!r}?"
         print_checkpoint(
-            out, confirmed(store, question, lambda: located.thread.rewind(checkpoint), show_move(located), yes=yes)
+            out, _confirmed(store, question, lambda: located.thread.rewind(checkpoint), _show_move(located), yes=yes)
         )
-        print_revert(session, store, located.kind, located.thread.id, ["undo", located.thread.id])
+        _print_revert(session, store, located.kind, located.thread.id, ["undo", located.thread.id])
 
 
 @command(examples=("backtrail undo trip --yes", "backtrail redo trip --yes"))
@@ -191,9 +273,9 @@ def undo(
             return
         located = find_thread(store, thread, kind)
         print_checkpoint(
-            out, confirmed(store, f"Undo in {thread!r}?", located.thread.undo, show_move(located), yes=yes)
+            out, _confirmed(store, f"Undo in {thread!r}?", located.thread.undo, _show_move(located), yes=yes)
         )
-        print_revert(session, store, located.kind, thread, ["redo", thread])
+        _print_revert(session, store, located.kind, thread, ["redo", thread])
 
 
 def _undo_restore(store: Store, out: Output, agent: str, *, force: bool, yes: bool) -> None:
@@ -203,7 +285,7 @@ def _undo_restore(store: Store, out: Output, agent: str, *, force: bool, yes: bo
         raise NotFound(f"there is no agent {agent!r}", code="not_found.agent")
     before = _heads(store, agent)
     question = f"Revert the last restore of agent {agent!r}?"
-    confirmed(
+    _confirmed(
         store,
         question,
         lambda: store.agents.undo(agent, force=force),
@@ -222,9 +304,9 @@ def redo(session: Invocation, *, out: Output, thread: str, kind: str | None, yes
     with session.write() as store:
         located = find_thread(store, thread, kind)
         print_checkpoint(
-            out, confirmed(store, f"Redo in {thread!r}?", located.thread.redo, show_move(located), yes=yes)
+            out, _confirmed(store, f"Redo in {thread!r}?", located.thread.redo, _show_move(located), yes=yes)
         )
-        print_revert(session, store, located.kind, thread, ["undo", thread])
+        _print_revert(session, store, located.kind, thread, ["undo", thread])
 
 
 # -- agents -------------------------------------------------------------------------------------------------
@@ -246,11 +328,11 @@ def restore(session: Invocation, *, out: Output, checkpoint: str, yes: bool) -> 
         before = _heads(store, agent)
         say(f"agent {clean(agent)}: back to {clean(target.name)!r}, {count(target.conversations, 'conversation')}")
         question = f"Restore agent {agent!r}?"
-        confirmed(
+        _confirmed(
             store, question, lambda: store.agents.restore(target), lambda _: _show_agent(store, agent, before), yes=yes
         )
         _print_agent(store, out, agent)
-        print_revert(session, store, None, agent, ["undo", agent], "--restore")
+        _print_revert(session, store, None, agent, ["undo", agent], "--restore")
 
 
 def _agent_checkpoint(store: Store, text: str) -> AgentCheckpoint:
@@ -292,7 +374,7 @@ def _show_agent(store: Store, agent: str, before: dict[tuple[str, str], tuple[st
         if was != now:
             old, new = (f"step {each[1]}" if each else "hidden" for each in (was, now))
             lines.append(f"{key[0]} {clean(key[1])}: {old} -> {new}")
-    show_changes(lines)
+    _show_changes(lines)
 
 
 def _print_agent(store: Store, out: Output, agent: str) -> None:
@@ -343,7 +425,7 @@ def settle(
             effect = "not made: the run will make it" if not_done else f"returned {compact(given['result'])}"
             say(f"run {run}, call {call}{name}: {effect}; this cannot be undone")
 
-        confirmed(store, question, lambda: store.runs.settle(run, call, **given), show, yes=yes)
+        _confirmed(store, question, lambda: store.runs.settle(run, call, **given), show, yes=yes)
         left = len(store.runs.load(run).in_doubt)
     if out.human:
         say(f"settled; {count(left, 'call')} of run {clean(run)} in doubt")
@@ -401,14 +483,14 @@ def tag(
 
         def show(to: Checkpoint[Any]) -> None:
             old, new = (" ".join(sorted(each.tags)) or "none" for each in (checkpoint, to))
-            say(f"{name_of(located)}, step {checkpoint.step}: tags {clean(old)} -> {clean(new)}")
+            say(f"{_name_of(located)}, step {checkpoint.step}: tags {clean(old)} -> {clean(new)}")
 
         changed = [each for each in dict.fromkeys(tags) if (each in checkpoint.tags) == remove]
-        print_checkpoint(out, confirmed(store, f"Change the tags of {ref!r}?", change, show, yes=yes))
+        print_checkpoint(out, _confirmed(store, f"Change the tags of {ref!r}?", change, show, yes=yes))
         if changed:
             exactly = f"{located.thread.id}@{checkpoint.id[:8]}"
             options = () if remove else ("--remove",)
-            print_revert(session, store, located.kind, located.thread.id, ["tag", exactly, *changed], *options)
+            _print_revert(session, store, located.kind, located.thread.id, ["tag", exactly, *changed], *options)
 
 
 @command(examples=("backtrail delete trip-cheap@~1 --yes", "backtrail delete trip-cheap --yes"))
@@ -436,9 +518,9 @@ def _delete_all(store: Store, whole: LocatedThread, *, yes: bool) -> int:
 
     def change() -> int:
         total = len(whole.thread)
-        say(f"{kind} {name_of(whole)}: {count(total, 'checkpoint')}, the head at step {whole.head.step}")
+        say(f"{kind} {_name_of(whole)}: {count(total, 'checkpoint')}, the head at step {whole.head.step}")
         if kind == "run":
-            list_irreversible(store.runs.irreversible(name))
+            _list_irreversible(store.runs.irreversible(name))
             store.runs.cleanup(name)
         elif kind == "agent":
             _print_belongings(store, name)
@@ -451,7 +533,7 @@ def _delete_all(store: Store, whole: LocatedThread, *, yes: bool) -> int:
         unless = ", unless a checkpoint of its agent includes it: then `restore` brings it back"
         say(f"this cannot be undone{unless if kind == 'conversation' else ''}")
 
-    total: int = confirmed(store, f"Delete {kind} {name!r}?", change, show, yes=yes)
+    total: int = _confirmed(store, f"Delete {kind} {name!r}?", change, show, yes=yes)
     return total
 
 
@@ -481,7 +563,7 @@ def _delete_checkpoint(
     store: Store, out: Output, located: LocatedThread, checkpoint: Checkpoint[Any], *, yes: bool
 ) -> None:
     _require_own(located, checkpoint)
-    say(f"{name_of(located)}: checkpoint {checkpoint.id[:8]} of step {checkpoint.step}; this cannot be undone")
+    say(f"{_name_of(located)}: checkpoint {checkpoint.id[:8]} of step {checkpoint.step}; this cannot be undone")
 
     def show(_: Any) -> None:
         head = located.thread.latest()
@@ -493,7 +575,7 @@ def _delete_checkpoint(
             )
 
     question = f"Delete checkpoint {checkpoint.id[:8]}?"
-    confirmed(store, question, lambda: located.thread.delete_checkpoint(checkpoint), show, yes=yes)
+    _confirmed(store, question, lambda: located.thread.delete_checkpoint(checkpoint), show, yes=yes)
     _print_deleted(out, {"deleted": checkpoint.id, "kind": "checkpoint", "checkpoints": 1})
 
 

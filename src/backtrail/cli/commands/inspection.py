@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli import transcript
 from backtrail.cli.output import (
     Column,
     Progress,
@@ -43,7 +42,7 @@ from backtrail.cli.parameters import (
     searchable,
     thread_argument,
 )
-from backtrail.cli.summary import checkpoint_data, first_words
+from backtrail.cli.summary import checkpoint_data, first_words, print_transcript
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -196,7 +195,7 @@ def _forks(store: Store, located: LocatedThread, shown: list[Checkpoint[Any]]) -
 def _left_at(store: Store, fork: ThreadInfo, shown: list[Checkpoint[Any]]) -> str | None:
     """Return the checkpoint that added the last message that a fork shares with its conversation.
 
-    A conversation is always forked from its newest checkpoint, whichever message it branches off at.
+    A conversation is always forked from its newest checkpoint, even if it branches off at an older message.
     """
     from backtrail.errors import Error
 
@@ -258,7 +257,7 @@ def show(session: Invocation, *, out: Output, ref: str, path: str | None, kind: 
             if isinstance(messages, list):
                 for name, value in _about(state, messages):
                     out.fact(name, value, cells)
-                transcript.print_transcript(out, messages)
+                print_transcript(out, messages)
             else:
                 line("")
                 out.value(state)

@@ -18,10 +18,10 @@ from backtrail.cli.parameters import (
     kind_option,
     require_agent,
     threads_option,
+    translated,
     yes_option,
 )
 from backtrail.cli.summary import progress_in
-from backtrail.cli.translation import translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
