@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conformance import LibraryConformance, StoreConformance
+from tests.conformance import StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 from tests.support.places import in_memory
@@ -13,11 +13,6 @@ class TestMemory(StoreConformance):
     def opener(self):
         with in_memory() as opener:
             yield opener
-
-
-@pytest.mark.torture
-class TestMemoryLibrary(LibraryConformance):
-    opener = TestMemory.opener
 
 
 @pytest.mark.hypothesis

@@ -9,10 +9,6 @@ A backend's own test file is a few lines:
 
 `opener` opens the same store each time it is called, in which nothing is at first. Each part of the suite has one
 subject; none of them knows which backend it runs on, and there are no exemptions.
-
-`StoreConformance` has the parts whose outcome may depend on the backend. `LibraryConformance` has those whose subject
-is above the port: checks of arguments, classes of values, rules of retention, runs. `make test` runs these on SQLite,
-and `make torture` on all backends.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from tests.conformance.agent_checkpoints import AgentCheckpoints, Guarding, Sche
 from tests.conformance.agents import AgentNames, Agents, AgentVersions
 from tests.conformance.ancestry import Ancestry
 from tests.conformance.backups import Backups
-from tests.conformance.base import Suite
 from tests.conformance.branches import Branching
 from tests.conformance.changes import Changing, Roots
 from tests.conformance.conversations import Conversations, ConversationSearch, Headers
@@ -63,14 +58,6 @@ from tests.conformance.upkeep import Collecting, Verifying
 from tests.conformance.watch import Watching, WatchingAll
 
 
-class _Whole(Suite):
-    """A suite in which each test of its parts is run."""
-
-    def test_no_part_of_the_suite_is_hidden_by_another(self) -> None:
-        names = [name for part in type(self).__mro__ for name in vars(part) if name.startswith("test_")]
-        assert sorted(names) == sorted(set(names))
-
-
 class StoreConformance(
     Saving,
     Missing,
@@ -83,11 +70,13 @@ class StoreConformance(
     Activity,
     Refs,
     Parts,
+    Differences,
     Forks,
     Ancestry,
     Rewinds,
     Deleting,
     Pruning,
+    Policies,
     Idling,
     Ending,
     Expecting,
@@ -98,9 +87,15 @@ class StoreConformance(
     MaxCheckpoints,
     TimeToLive,
     AutoInterval,
+    Others,
+    Typed,
+    Upcasting,
     Large,
     Names,
+    PlainText,
     Listing,
+    BadInput,
+    Slips,
     Collecting,
     Verifying,
     Repairing,
@@ -114,52 +109,41 @@ class StoreConformance(
     Hits,
     Indexing,
     Agents,
+    AgentVersions,
     AgentNames,
     Values,
     Conversations,
+    Headers,
     ConversationSearch,
     Branching,
     AgentCheckpoints,
+    Guarding,
+    Scheduling,
     Restoring,
     Undoing,
     Looking,
     Owning,
     Keeping,
     Erasing,
+    Running,
+    Calling,
+    Doubting,
+    Replaying,
     Leases,
+    RunCheckpoints,
+    RunListing,
+    Adapting,
     Exporting,
     Importing,
     Mirroring,
     Losing,
     Backups,
-    _Whole,
 ):
-    """The parts of the suite whose outcome may depend on the backend."""
+    """All of the suite."""
+
+    def test_no_part_of_the_suite_is_hidden_by_another(self) -> None:
+        names = [name for part in type(self).__mro__ for name in vars(part) if name.startswith("test_")]
+        assert sorted(names) == sorted(set(names))
 
 
-class LibraryConformance(
-    Differences,
-    Policies,
-    Others,
-    Typed,
-    Upcasting,
-    PlainText,
-    BadInput,
-    Slips,
-    AgentVersions,
-    Headers,
-    Guarding,
-    Scheduling,
-    Running,
-    Calling,
-    Doubting,
-    Replaying,
-    RunCheckpoints,
-    RunListing,
-    Adapting,
-    _Whole,
-):
-    """The parts of the suite whose subject is above the port."""
-
-
-__all__ = ["LibraryConformance", "StoreConformance"]
+__all__ = ["StoreConformance"]

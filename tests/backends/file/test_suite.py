@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from tests.conformance import LibraryConformance, StoreConformance
+from tests.conformance import StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 
@@ -29,11 +29,6 @@ class TestFile(StoreConformance):
     @pytest.fixture
     def opener(self, tmp_path):
         return partial(backtrail.open, (tmp_path / "new" / "store").as_uri())
-
-
-@pytest.mark.torture
-class TestFileLibrary(LibraryConformance):
-    opener = TestFile.opener
 
 
 @pytest.mark.hypothesis

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conformance import LibraryConformance, StoreConformance
+from tests.conformance import StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 from tests.support.schemas import swept
@@ -13,11 +13,6 @@ class TestPostgres(StoreConformance):
     def opener(self):
         with swept() as opener:
             yield opener
-
-
-@pytest.mark.torture
-class TestPostgresLibrary(LibraryConformance):
-    opener = TestPostgres.opener
 
 
 @pytest.mark.hypothesis

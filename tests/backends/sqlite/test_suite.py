@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from tests.conformance import LibraryConformance, StoreConformance
+from tests.conformance import StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 
@@ -29,10 +29,6 @@ class TestSqlite(StoreConformance):
     @pytest.fixture
     def opener(self, tmp_path):
         return partial(backtrail.open, tmp_path / "new" / "store.db")
-
-
-class TestSqliteLibrary(LibraryConformance):
-    opener = TestSqlite.opener
 
 
 @pytest.mark.hypothesis
