@@ -85,7 +85,7 @@ def crashed(kind, source, calls, done, images, *, durability="full", thorough=Fa
 def test_acknowledged_writes_survive_whole(kind, quick, monkeypatch):
     monkeypatch.setattr(log, "FILE_BYTES", 40_000)
     with used(kind, quick / "s") as (calls, done):
-        wrong, different = crashed(kind, quick / "s", calls, done, 1000)
+        wrong, different = crashed(kind, quick / "s", calls, done, 2000)
     assert not wrong
     assert different > (300 if kind == "sqlite" else 200)
 
