@@ -20,6 +20,7 @@ WIDTH = 120
 CHECKPOINT = {
     "id": "known",
     "thread_id": "known",
+    "thread_kind": "known",
     "parent_id": "known",
     "op_id": "known",
     "seq": "known",

@@ -78,6 +78,11 @@ class Checkpoint(Generic[S]):
         return self._record.name
 
     @property
+    def thread_kind(self) -> str | None:
+        """The kind of the thread: "thread", "agent", "conversation" or "run". None after `from_bytes`."""
+        return self._record.space or None
+
+    @property
     def id(self) -> str:
         """The id of the checkpoint, the same in every store that has it."""
         return log.checkpoint_id(self._record.uid, self._row.seq)

@@ -34,6 +34,11 @@ class Checkpoint(Generic[S]):
         return self._sync.thread_id
 
     @property
+    def thread_kind(self) -> str | None:
+        """The kind of the thread: "thread", "agent", "conversation" or "run". None after `from_bytes`."""
+        return self._sync.thread_kind
+
+    @property
     def id(self) -> str:
         """The id of the checkpoint, the same in every store that has it."""
         return self._sync.id

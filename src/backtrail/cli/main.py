@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Look": {
-        "inspection": "log show diff search watch",
+        "inspection": "log show diff search activity watch",
         "catalog": "threads agents conversations runs stats where",
     },
     "Change": {"edits": "save fork rewind undo redo restore settle tag delete"},

@@ -8,8 +8,10 @@ thread is the thread.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import sys
+import time
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -260,6 +262,41 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # older clicks have 
         if match is None:
             self.fail(f"{value!r} is not a duration; write 45s, 90m, 12h, 30d or 2w", param, ctx)
         return float(int(match[1]) * _SECONDS[match[2]])
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]
+    """A time in the past: today, yesterday, 12h (ago), a date, or a date and time. Without a zone: local time."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
+        """Return the time with its zone."""
+        if isinstance(value, dt.datetime):
+            return value
+        now, text = dt.datetime.fromtimestamp(time.time(), dt.UTC).astimezone(), str(value)
+        match = _DURATION.fullmatch(text)
+        try:
+            if match is not None:
+                return now - dt.timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+            if text in _DAYS_AGO:
+                day = (now - dt.timedelta(days=_DAYS_AGO[text])).date()
+                return dt.datetime.combine(day, dt.time()).astimezone()
+            moment = dt.datetime.fromisoformat(text)
+            return moment if moment.tzinfo else moment.astimezone()
+        except (ValueError, OverflowError, OSError):
+            forms = "today, yesterday, 12h, 30d, 2026-01-31 or 2026-01-31T12:00"
+            self.fail(f"{text!r} is not a time; write {forms}", param, ctx)
+
+
+_DAYS_AGO: Final = {"today": 0, "yesterday": 1}
+
+
+def time_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--since` and `--until`."""
+    until = click.option("--until", type=Moment(), metavar="TIME", help="Only before this time.")
+    text = "Only from this time on: yesterday, 12h, 2026-01-31."
+    since = click.option("--since", type=Moment(), metavar="TIME", help=text)
+    return since(until(function))
 
 
 class ThreadId(click.ParamType):  # type: ignore[type-arg]

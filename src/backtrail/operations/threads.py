@@ -299,13 +299,9 @@ def checkpoint_show(store: Store, *, checkpoint_id: str) -> Answer:
 def located(store: Store, checkpoint_id: str) -> tuple[str, Checkpoint[Any]]:
     """Return a checkpoint by its id, with the kind of its thread."""
     checkpoint = store.checkpoint(checkpoint_id)
-    if checkpoint is None:
+    if checkpoint is None or checkpoint.thread_kind not in KINDS:
         raise NotFound(f"there is no checkpoint {checkpoint_id!r:.100}", code="not_found.checkpoint")
-    for kind in KINDS:
-        info = store.info(checkpoint.thread_id, kind=kind)
-        if info is not None and info.head_id[8:] == checkpoint.id[8:]:  # an id ends with the uid of its thread
-            return kind, checkpoint
-    raise NotFound(f"there is no checkpoint {checkpoint_id!r:.100}", code="not_found.checkpoint")
+    return checkpoint.thread_kind, checkpoint
 
 
 _ENTRY: Final[Schema] = result(

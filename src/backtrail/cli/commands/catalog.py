@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.output import Column, age, clean, count, first_items, line, quoted, say, size
-from backtrail.cli.parameters import KINDS, ThreadId, agent_option, command, owns, require_agent, rows_option
+from backtrail.cli.parameters import (
+    KINDS,
+    ThreadId,
+    agent_option,
+    command,
+    owns,
+    require_agent,
+    rows_option,
+    time_options,
+)
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from backtrail.cli.output import Output
     from backtrail.cli.parameters import Invocation
     from backtrail.models import AgentInfo
@@ -41,6 +52,10 @@ def _has(store: Store, kind: str) -> bool:
     return any(kind != "agent" or info.kind == "agent" or info.agent for info in listed)
 
 
+def _in_period(since: object, until: object) -> str:
+    return " in that time" if since or until else ""
+
+
 def _more(more: bool, hint: str = "-n 0") -> None:  # noqa: FBT001 - its name is the argument's
     if more:
         say(f"more with {hint}")
@@ -50,10 +65,20 @@ def _more(more: bool, hint: str = "-n 0") -> None:  # noqa: FBT001 - its name is
 @click.argument("prefix", required=False, type=ThreadId())
 @click.option("--kind", type=click.Choice(KINDS), default="thread", show_default=True, help="The kind of threads.")
 @agent_option
+@time_options
 @click.option("--after", metavar="THREAD", help="Start after this thread.")
 @rows_option()
 def threads(
-    session: Invocation, *, out: Output, prefix: str | None, kind: str, agent: str | None, after: str | None, rows: int
+    session: Invocation,
+    *,
+    out: Output,
+    prefix: str | None,
+    kind: str,
+    agent: str | None,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
+    after: str | None,
+    rows: int,
 ) -> None:
     """List the threads, or those that begin with PREFIX.
 
@@ -61,13 +86,15 @@ def threads(
     """
     with session.read() as store:
         limit = rows + 1 if rows else None
-        listed = store.threads(agent=agent, prefix=prefix, kind=kind, after=after, limit=limit)
+        listed = store.threads(
+            agent=agent, prefix=prefix, kind=kind, since=since, until=until, after=after, limit=limit
+        )
         shown, more = first_items(listed, rows)
         if out.human and not shown:
             prefixed = f" whose ids begin with {prefix!r}" if prefix else ""
             owned = f" of agent {agent!r}" if agent else ""
-            what = f"{kind}s{owned}{prefixed}" + (f" after {after!r}" if after else "")
-            _nothing(session, store, what, kind, narrowed=bool(prefix or agent or after))
+            what = f"{kind}s{owned}{prefixed}" + (f" after {after!r}" if after else "") + _in_period(since, until)
+            _nothing(session, store, what, kind, narrowed=bool(prefix or agent or after or since or until))
     if not out.human:
         out.values(shown)
     else:
@@ -278,19 +305,30 @@ def conversations(
 @click.option(
     "--status", type=click.Choice(["in_progress", "completed", "halted", "failed"]), help="Only runs with this status."
 )
+@time_options
 @rows_option()
-def runs(session: Invocation, *, out: Output, agent: str | None, status: str | None, rows: int) -> None:
+def runs(
+    session: Invocation,
+    *,
+    out: Output,
+    agent: str | None,
+    status: str | None,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
+    rows: int,
+) -> None:
     """List the runs and their calls in doubt.
 
     The latest activity comes first.
     """
     with session.read() as store:
-        listed = store.runs.list(agent=agent, status=status, limit=rows + 1 if rows else None)
+        limit = rows + 1 if rows else None
+        listed = store.runs.list(agent=agent, status=status, since=since, until=until, limit=limit)
         shown, more = first_items(iter(listed), rows)
         if out.human and not shown:
             owned = f" of agent {agent!r}" if agent is not None else ""
-            what = f"runs{owned}" + (f" with status {status}" if status is not None else "")
-            _nothing(session, store, what, "run", narrowed=agent is not None or status is not None)
+            what = f"runs{owned}" + (f" with status {status}" if status is not None else "") + _in_period(since, until)
+            _nothing(session, store, what, "run", narrowed=bool(agent is not None or status or since or until))
     if not out.human:
         out.values(map(_run_data, shown))
     else:

@@ -1,4 +1,4 @@
-"""Commands that read threads: log, show, diff, search, watch. None of them creates or changes a store."""
+"""Commands that read threads: log, show, diff, search, activity, watch. None of them creates or changes a store."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ from backtrail.cli.parameters import (
     rows_option,
     searchable,
     thread_argument,
+    time_options,
 )
 from backtrail.cli.summary import checkpoint_data, first_words, print_transcript
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Iterable, Iterator
 
     from backtrail.checkpoint import Checkpoint
@@ -79,10 +81,20 @@ _FACTS: Final = 10
 @thread_argument
 @click.option("--graph", is_flag=True, help="Draw forks and the checkpoints that rewinds left.")
 @click.option("--before", metavar="REF", help="Only checkpoints before this one.")
+@time_options
 @rows_option()
 @kind_option
 def log(
-    session: Invocation, *, out: Output, thread: str, graph: bool, before: str | None, rows: int, kind: str | None
+    session: Invocation,
+    *,
+    out: Output,
+    thread: str,
+    graph: bool,
+    before: str | None,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
+    rows: int,
+    kind: str | None,
 ) -> None:
     """Show the checkpoints of THREAD, newest first.
 
@@ -90,8 +102,10 @@ def log(
     """
     with session.read() as store:
         located = find_thread(store, thread, kind)
-        until = None if before is None else at(located, before.removeprefix("@"))
-        listed = located.thread.history(newest_first=True, before=until, everything=graph, ancestors=not graph)
+        end = None if before is None else at(located, before.removeprefix("@"))
+        listed = located.thread.history(
+            newest_first=True, before=end, since=since, until=until, everything=graph, ancestors=not graph
+        )
         shown, more = first_items(listed, rows)
         seen = _in_view(located, shown) if graph else {each.id for each in shown}
         if not out.human:
@@ -102,7 +116,9 @@ def log(
             out.table(_COLUMNS, _graph(store, located, shown, seen, more=more))
         else:
             out.table(_COLUMNS, _rows(located, shown))
-        if out.human and not more and not graph:
+        if out.human and not shown and (since or until):
+            say("no checkpoint was saved in that time")
+        if out.human and not more and not graph and not since:
             _print_end(store, shown)
         if more:
             say(f"more with --before {shown[-1].id[:8]}, or all with -n 0")
@@ -393,6 +409,57 @@ def change_line(change: Change, room: int | None) -> str:
     return head + brief(compact(change.new if change.op == "+" else change.old), left)
 
 
+@command(examples=("backtrail activity", "backtrail activity --agent planner --since yesterday -n 3"))
+@agent_option
+@click.option("--kind", type=click.Choice(KINDS), help="Only of this kind.")
+@time_options
+@rows_option()
+def activity(
+    session: Invocation,
+    *,
+    out: Output,
+    agent: str | None,
+    kind: str | None,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
+    rows: int,
+) -> None:
+    """Show what was saved, in all threads, newest first."""
+    with session.read() as store:
+        listed = store.activity(agent=agent, kind=kind, since=since, until=until)
+        shown, more = first_items(listed, rows)
+        if not out.human:
+            out.values({**checkpoint_data(each), "thread_kind": each.thread_kind} for each in shown)
+        else:
+            out.table(
+                (
+                    Column("AGE", "dim", right=True),
+                    Column("KIND", "dim", spare=2),
+                    Column("THREAD", "yellow"),
+                    Column("STEP", right=True, spare=4),
+                    Column("ID", "dim", spare=3),
+                    Column("LABEL", "green", spare=1),
+                    Column("FIRST WORDS", wide=True, words=True),
+                ),
+                (
+                    (
+                        age(each.created_at),
+                        each.thread_kind or "",
+                        out.id(each.thread_id),
+                        str(each.step),
+                        each.id[:8],
+                        short(each.label or "", _LABEL),
+                        first_words(each, _WORDS),
+                    )
+                    for each in shown
+                ),
+            )
+            if not shown:
+                say("nothing was saved" + (" in that time" if since or until else ""))
+    if more:
+        say("more with -n 0, or with --until")
+
+
 @command(examples=("backtrail search lisbon", 'backtrail search "window seat" --jsonl'))
 @click.argument("query")
 @click.option("--contains", is_flag=True, help="Search for the exact text QUERY, also inside of words.")
@@ -400,6 +467,7 @@ def change_line(change: Change, room: int | None) -> str:
 @click.option("--thread", metavar="THREAD", help="Only in threads with this id.")
 @agent_option
 @click.option("--kind", type=click.Choice(KINDS), help="Only in this kind.")
+@time_options
 @rows_option()
 def search(
     session: Invocation,
@@ -411,6 +479,8 @@ def search(
     thread: str | None,
     agent: str | None,
     kind: str | None,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
     rows: int,
 ) -> None:
     """Find messages.
@@ -424,6 +494,8 @@ def search(
             agent=agent,
             thread=thread,
             kind=kind,
+            since=since,
+            until=until,
             order="score" if best else "newest",
             limit=rows + 1 if rows else sys.maxsize,
             progress=progress,
@@ -507,4 +579,4 @@ def _news(out: Output, checkpoint: Checkpoint[Any]) -> str:
     return text.replace(name, out.paint(name, "yellow"), 1)
 
 
-COMMANDS: Final = (log, show, diff, search, watch)
+COMMANDS: Final = (log, show, diff, search, activity, watch)
