@@ -107,12 +107,16 @@ class BacktrailSession(Session):
         if messages:
             raw = [message.raw for message in messages]
             self._awaited.add_calls(self.session_id, raw)
-            append = self._adapter_store.sync.conversations.append
-            work = partial(append, self.session_id, *messages, agent_id=self.agent)
-            await self._adapter_store.write(work, raw, surely=True)
+            await self._adapter_store.write(partial(self._append, messages), raw, surely=True)
             self._awaited.add_answers(self.session_id, raw)
         else:
             await self.thread.latest()  # on a closed store, adding nothing is an error, too
+
+    def _append(self, messages: list[Message]) -> None:
+        try:
+            self._messages.append("messages", *map(to_data, messages))
+        except NotFound:  # the first items: they begin the conversation
+            self._adapter_store.sync.conversations.append(self.session_id, *messages, agent_id=self.agent)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove and return the newest item, or None. Concurrent calls get different items."""
@@ -233,9 +237,11 @@ class BacktrailSession(Session):
         return await self._adapter_store.read(partial(self._read_items, limit))
 
     def _read_items(self, limit: int | None) -> list[Item]:
-        head = self._messages.latest()
-        if head is None:
+        handle = self._messages
+        tip = handle._tip()  # noqa: SLF001 - `latest` without the tags, which nobody reads
+        if tip is None or tip.head is None:
             return []
+        head = handle._checkpoint(tip, tip.head, tags=())  # noqa: SLF001 - as above
         try:
             stored = head.get("messages") if limit is None else head.tail("messages", limit)
         except (NotFound, Invalid) as error:
