@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from backtrail.backends.port import Batch, Stale
@@ -60,6 +60,12 @@ _PLAIN: Final = Types()
 _EMPTIED: Final = (*journal.LISTS, "zero", "past")
 """The lists of a journal that are empty when it continues a checkpoint."""
 _LASTING: Final = ("agent", "created_at", "conversation", "status", "lease", "upto", "own", "free")
+
+
+@cache
+def _path(*steps: str) -> Path:
+    """Return a path, the same object each time: a tree knows the place of its last change by the path."""
+    return Path(steps)
 
 
 class Show(NamedTuple):
@@ -456,7 +462,7 @@ class JournalThread:
         if tip is None or tip.chain is None:
             raise Corrupt(f"the journal of run {self.id!r} is gone", code="corrupt.state")
         tree = tip.chain.tree
-        return Decoder(tree.nodes, self._types).value(locate(tree, Path(("state",)), self._types)[0])
+        return Decoder(tree.nodes, self._types).value(locate(tree, _path("state"), self._types)[0])
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -498,7 +504,7 @@ class JournalThread:
         if ended != self.place.ended:
             several.append(self._assign("ended", list(ended)))
         if state is not MISSING:
-            several.append(edits.Match(Path(("state",)), state, self._exact, self.id))
+            several.append(edits.Match(_path("state"), state, self._exact, self.id))
         several += [self._assign(name, value) for name, value in fields.items()]
         status = fields.get("status", status)
         tip = self._save(session, several[0] if len(several) == 1 else edits.Several(several), status)
@@ -562,10 +568,12 @@ class JournalThread:
                 gc.collect_rows(self._engine.reader, self.place.tip.record)
 
     def _added(self, name: str, items: Sequence[Any]) -> edits.Edit:
-        return edits.Append(Path((name,)), tuple(items), self._types, self.id)
+        return edits.Append(_path(name), tuple(items), self._types, self.id)
 
     def _assign(self, name: str, value: Any) -> edits.Edit:
-        return edits.Assign(Path((name,)), value, self._types, self.id)
+        if name == "entries":  # written so often that its place in the tree is known
+            return edits.Put(_path(name), value, self._types, self.id)
+        return edits.Assign(_path(name), value, self._types, self.id)
 
 
 class Point(NamedTuple):
@@ -614,6 +622,8 @@ class _InTurn:
         """Return the proposal of all changes."""
         if tip is None or tip.chain is None:
             raise Corrupt("a run has lost its last checkpoint", code="corrupt.row")
+        if len(self._changes) == 1:
+            return self._changes[0](tip)
         chain = tip.chain
         ops: list[Op] = []
         sealed = False
@@ -666,7 +676,7 @@ class CheckpointThread(Handle[Any]):
         for name, items, start, stop in zip(journal.LISTS, picture.lists, last.lengths, picture.lengths, strict=True):
             self._append(several, (name,), items[start:stop])
         if picture.state_bytes is None or picture.state_bytes != last.state_bytes:
-            several.append(edits.Match(Path(("state",)), picture.state, self._exact, self.id))
+            several.append(edits.Match(_path("state"), picture.state, self._exact, self.id))
         records = picture.lists[1][last.lengths[1] : picture.lengths[1]]
         self._append(several, ("journal", "past"), picture.past[last.counts[2] :])
         self._append(several, ("journal", "zero"), picture.short(picture.zero[last.counts[0] :], records))
@@ -681,15 +691,15 @@ class CheckpointThread(Handle[Any]):
             several.append(self._assign(("journal", "begun"), begun))
             return several
         several += [self._assign(("journal", "begun", name), begun[name]) for name in journal.LISTS]
-        several.append(edits.Match(Path(("journal", "begun", "state")), begun["state"], self._types, self.id))
+        several.append(edits.Match(_path("journal", "begun", "state"), begun["state"], self._types, self.id))
         return several
 
     def _assign(self, steps: tuple[str, ...], value: Any) -> edits.Edit:
-        return edits.Assign(Path(steps), value, self._types, self.id)
+        return edits.Assign(_path(*steps), value, self._types, self.id)
 
     def _append(self, several: list[edits.Edit], steps: tuple[str, ...], items: Sequence[Any]) -> None:
         if items:
-            several.append(edits.Append(Path(steps), tuple(items), self._types, self.id))
+            several.append(edits.Append(_path(*steps), tuple(items), self._types, self.id))
 
     def newest(self, session: Session) -> int:
         """Return the seq of the newest row, including rewinds and undos; 0 if there is none."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from backtrail.transaction import Engine
 
 _SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_TEXT: Final = frozenset({str})
 _WIDTH: Final = 32
 _DEPTH: Final = 4
 
@@ -68,10 +69,12 @@ def plain_copy(value: Any, depth: int = _DEPTH) -> Any:
     if not depth:
         return MISSING
     if kind is list and len(value) <= _WIDTH:
-        items = [plain_copy(each, depth - 1) for each in value]
+        items = [each if type(each) in _SCALARS else plain_copy(each, depth - 1) for each in value]
         return MISSING if MISSING in items else items
-    if kind is dict and len(value) <= _WIDTH and all(type(name) is str for name in value):
-        fields = {name: plain_copy(each, depth - 1) for name, each in value.items()}
+    if kind is dict and len(value) <= _WIDTH and _TEXT.issuperset(map(type, value)):
+        fields = {
+            name: each if type(each) in _SCALARS else plain_copy(each, depth - 1) for name, each in value.items()
+        }
         return MISSING if MISSING in fields.values() else fields
     return MISSING
 
