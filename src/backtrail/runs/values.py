@@ -72,9 +72,7 @@ def plain_copy(value: Any, depth: int = _DEPTH) -> Any:
         items = [each if type(each) in _SCALARS else plain_copy(each, depth - 1) for each in value]
         return MISSING if MISSING in items else items
     if kind is dict and len(value) <= _WIDTH and _TEXT.issuperset(map(type, value)):
-        fields = {
-            name: each if type(each) in _SCALARS else plain_copy(each, depth - 1) for name, each in value.items()
-        }
+        fields = {name: each if type(each) in _SCALARS else plain_copy(each, depth - 1) for name, each in value.items()}
         return MISSING if MISSING in fields.values() else fields
     return MISSING
 
