@@ -176,7 +176,10 @@ def _give_name(part: Path, path: Path) -> None:
 
 
 def _rename(part: Path, path: Path) -> None:
-    """Rename without hard links: create `path` empty, then replace it. A killed process leaves an empty file."""
+    """Rename where hard links are missing: create `path` empty, which fails if it exists, then replace it.
+
+    A process that is killed between the two leaves an empty file.
+    """
     if part.is_dir():
         _rename_directory(part, path)
         return

@@ -441,9 +441,10 @@ class Thread(Handle[S]):
         return self._checkpoint(tip, tip.head)
 
     def update(self, fn: Callable[[Any], S | None], *, retries: int = 10) -> Checkpoint[S]:
-        """Load the state (None if there is none), call `fn` with it, and save its result, or the state if that is None.
+        """Call `fn` with the state (None if there is none), and save the state that it returns.
 
-        Starts again if another writer saved meanwhile, up to `retries` times.
+        If `fn` returns None, the given state is saved, with the changes that `fn` made in it. If another writer saves
+        first, `fn` is called again with the new state, up to `retries` times; then `Conflict` is raised.
         """
         for attempt in range(check_count(retries, "retries") + 1):
             head = self.latest()

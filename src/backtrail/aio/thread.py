@@ -157,9 +157,10 @@ class Thread(Generic[S]):
 
     @called
     async def update(self, fn: Callable[[Any], S | Awaitable[S | None] | None], *, retries: int = 10) -> Checkpoint[S]:
-        """Load the state (None if there is none), call `fn` with it, and save its result, or the state if that is None.
+        """Call `fn` with the state (None if there is none), and save the state that it returns.
 
-        Starts again if another writer saved meanwhile, up to `retries` times.
+        If `fn` returns None, the given state is saved, with the changes that `fn` made in it. If another writer saves
+        first, `fn` is called again with the new state, up to `retries` times; then `Conflict` is raised.
         """
         found = await updated(self._executor, self._sync, fn, retries)
         return Checkpoint(self._executor, found)

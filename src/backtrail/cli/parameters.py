@@ -515,7 +515,10 @@ def find_ids(store: Store, names: Sequence[str], kind: str | None, *, kinds: Seq
 def find_ref(
     store: Store, text: str, kind: str | None = None, *, near: LocatedThread | None = None, prefix: bool = True
 ) -> tuple[LocatedThread, Checkpoint[Any]]:
-    """Return the thread and the checkpoint of a REF. A REF that begins with @ names a checkpoint of `near`."""
+    """Return the thread and the checkpoint that a REF names.
+
+    A REF that begins with @ names a checkpoint of the thread `near`, if that is given.
+    """
     if near is not None and text.startswith("@"):
         return near, at(near, text[1:])
     whole = look_for(store, text, kind, prefix=prefix) if text else None

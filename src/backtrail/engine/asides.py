@@ -37,7 +37,10 @@ def run_of(row: Row) -> str:
 
 
 def used(reader: LogReader, tip: Tip, row: Row) -> frozenset[str]:
-    """Return the ids of the runs that saved a checkpoint on top of `row`, even one that is hidden or out of view."""
+    """Return the ids of the LangGraph runs that saved a checkpoint on top of `row`.
+
+    Checkpoints that are hidden or out of view count, too.
+    """
     later = reader.backend.rows(tip.record.no, [(row.seq + 1, tip.newest.seq)])
     return frozenset(run_of(each) for each in later if each.op in log.CHECKPOINTS and each.parent == row.seq)
 

@@ -61,7 +61,7 @@ def llm(
     retry: bool = False,
 ) -> Decorator: ...
 def llm(fn: Any = None, /, **options: Any) -> Any:
-    """Make a function a call of a model: inside of the block of a run, each call goes through `run.llm`.
+    """Decorate a function that calls a model: inside of `with store.run(...)`, `run.llm` records each call.
 
     The options are those of `run.llm`; `name` defaults to the function's name.
     """

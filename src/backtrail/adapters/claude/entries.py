@@ -95,7 +95,10 @@ def session_prefix(project_key: str) -> str:
 
 
 def last_part(info: ConversationInfo, name: str) -> str | None:
-    """Return the last part of a conversation's key, a session_id or a subpath; None if it is unknown."""
+    """Return the last part of a conversation's key: the session_id or the subpath.
+
+    Return None if only a hash of it is stored.
+    """
     part = info.id.rpartition("/")[2]
     if not part.startswith(_HASHED):
         return part.replace("~1", "/").replace("~0", "~")

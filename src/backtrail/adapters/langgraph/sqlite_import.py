@@ -282,7 +282,7 @@ class _ThreadImport:
         return ids
 
     def _save(self, each: _CheckpointData, in_store: set[str]) -> None:
-        """Save a checkpoint on its parent, if the store has the parent."""
+        """Save a checkpoint on top of its parent; if the store does not have the parent, on top of the head."""
         with _described(f"checkpoint {each.id}"):
             value = self._decoder.value(each.kind, each.data)
             metadata = metadata_of(each.metadata)

@@ -233,7 +233,7 @@ class Lock:
         self._paused = self._threads.acquire(timeout=2 * self.wait + 1)
 
     def resume(self) -> None:
-        """Let calls begin again."""
+        """End a pause: let other calls begin again."""
         if self._paused:
             self._paused = False
             self._threads.release()

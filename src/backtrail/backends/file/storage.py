@@ -172,7 +172,7 @@ class FileStorage:
         return self.tables
 
     def bytes_of(self, bodies: Sequence[Body]) -> list[bytes]:
-        """Return the bytes of bodies: payloads, chunks or texts. The caller has locked the tables."""
+        """Return the contents of payloads, chunks or texts. The caller must hold the lock of the tables."""
         try:
             return [body if isinstance(body, bytes) else self.log.body(body) for body in bodies]
         except OSError as error:

@@ -164,7 +164,7 @@ def _store_hint(session: Invocation, url: str) -> str:
 
 
 def _tables(path: Path) -> set[str]:
-    """Return the names of a database's tables; none if it is unreadable."""
+    """Return the names of a database's tables; an empty set if the file cannot be read."""
     import apsw
 
     try:

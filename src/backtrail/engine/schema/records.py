@@ -212,7 +212,7 @@ class FlatLeaf(NamedTuple):
         return None if None in made else made  # type: ignore[return-value]
 
     def made(self, dicts: list[Any]) -> list[Any]:
-        """Return the instances of decoded dicts."""
+        """Turn each decoded dict into an instance of its class."""
         return [variant.make(fields) for fields, variant in zip(dicts, self.variants, strict=True)]
 
     def is_sound(self) -> bool:
