@@ -244,7 +244,7 @@ def test_resources_are_listed_and_read(store):
     assert read(made, "backtrail://threads/trip/state@draft")["value"]["messages"] == []
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [*HOSTILE, ".", "..", "~.", "%2E"])
 def test_a_resource_of_any_id_is_read(store, name):
     store.thread(name, agent="planner").save({"mine": True})
     made = server(store)

@@ -9,6 +9,7 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conversation, Message
+from backtrail.engine.head import HeadMover
 from backtrail.operations import TABLE
 from backtrail.operations.answers import encode_cursor
 from backtrail.server.openapi import document
@@ -91,6 +92,30 @@ def test_change_with_if_match_is_compare_and_swap(store, api):
     assert again.status_code == 200
     new = api.put("/api/v1/threads/trip/state", json={"state": 1}, headers={"If-None-Match": "*"})
     assert (new.status_code, new.json()["code"]) == (409, "conflict.exists")
+
+
+@pytest.mark.parametrize("move", ["undo", "redo", "rewind"])
+def test_writer_between_check_and_move_is_a_conflict_with_both_heads(tmp_path, monkeypatch, move):
+    with backtrail.open(tmp_path / "a.db") as store, backtrail.open(tmp_path / "a.db") as other:
+        trip = store.thread("trip")
+        for n in range(3):
+            trip.save({"n": n})
+        seen, plain = trip.undo().id, getattr(HeadMover, move)
+
+        def after_another_writer(*words):
+            monkeypatch.setattr(HeadMover, move, plain)
+            other.thread("trip").set("n", 9)
+            other.thread("trip").set("n", 10)
+            other.thread("trip").undo()
+            return plain(*words)
+
+        monkeypatch.setattr(HeadMover, move, after_another_writer)
+        body = {"json": {"ref": "1"}} if move == "rewind" else {}
+        answer = client(store).post(f"/api/v1/threads/trip/{move}", headers={"If-Match": f'"{seen}.0"'}, **body)
+        head = other.thread("trip").load()
+        assert (answer.status_code, answer.json().get("code")) == (409, "conflict.stale")
+        assert (answer.json()["expected"], answer.json()["actual"]) == (seen, head.id)
+        assert head.state == {"n": 9}
 
 
 def test_checkpoint_is_cached_for_ever(store, api):

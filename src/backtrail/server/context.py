@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from starlette.responses import HTMLResponse, Response
 
 from backtrail.operations import TABLE
+from backtrail.operations.segments import segment
 from backtrail.server.problems import Problem
-from backtrail.server.routing import segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
