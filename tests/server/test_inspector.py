@@ -319,6 +319,27 @@ def test_calls_of_the_current_iteration_are_shown(client):
     assert "It was not made" in page
 
 
+def test_a_long_run_says_how_many_calls_it_has(store, client):
+    with store.run("long", agent="support") as run:
+        for number in run.iterations():
+            for at in range(50):
+                run.tool("look", lambda n: n, n=number * 1000 + at)
+            if number == 3:
+                break
+    page = client.get("/runs/long").text
+    shown = page.count('class="call"')
+    assert shown < 150
+    assert f"The newest {shown} of 150 calls." in page
+    assert "<span>150 calls</span>" in page
+
+
+def test_times_of_calls_are_said_to_be_between_ends(client):
+    page = client.get("/runs/refund-4690").text
+    assert "A run records when a call ended, not when it began" in page
+    assert len(re.findall(r'title="It ended [\d.]+ m?s after the beginning of the run\.">\+', page)) == 1
+    assert len(re.findall(r'title="It ended [\d.]+ m?s after the call before\.">\+', page)) == 2
+
+
 # -- changes ----------------------------------------------------------------------------------------------
 
 
@@ -328,6 +349,38 @@ def test_a_trial_changes_nothing(store):
     after = changes.on_trial(store, lambda: store.thread("trip-planner").rewind("@~3"))
     assert after.step == 3
     assert ([each.id for each in thread.history(everything=True)], thread.load().id) == before
+
+
+EFFECTS = {
+    "/threads/thread/trip-planner/change/label": ("saved again as step 7", "Undo takes it back."),
+    "/threads/thread/trip-planner/change/tag?ref=2": ("Step 2 gets a tag.", "Remove the tag to take it back."),
+    "/threads/thread/trip-planner/change/untag?tag=agreed": ("loses the tag agreed", "Tag the checkpoint again"),
+    "/threads/thread/trip-planner/change/fork?ref=2": ("begins with the state of step 2", "Delete the fork"),
+    "/threads/run/refund-4690/change/fork": ("A new run begins with the state of step", "can delete the fork"),
+    "/threads/thread/trip-planner/change/rewind?ref=2": ("from step 6 to step 2", "Undo takes it back."),
+    "/threads/thread/trip-planner/change/undo": ("from step 6 to step 5", "Redo takes it back."),
+    "/threads/thread/undone/change/redo": ("from step 1 to step 2", "Undo takes it back."),
+    "/agents/support/change/restore?checkpoint={}": ("custom_state.policy.refund_limit", "Undo takes it back, until"),
+    "/runs/refund-4711/change/settle?call=1.2": ("recorded as made, with this result", "cannot be undone"),
+    "/runs/refund-4711/change/settle?call=1.2&as=not_done": ("recorded as not made", "cannot be undone"),
+    "/storage/change/prune?keep_last=1": ("checkpoints are removed", "cannot be undone"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::backtrail.Irreversible")
+@pytest.mark.parametrize("path", EFFECTS)
+def test_every_change_shows_its_effect_and_how_to_take_it_back(store, client, path):
+    undone = store.thread("undone")
+    undone.save({"n": 1})
+    undone.save({"n": 2})
+    undone.undo()
+    (checkpoint,) = store.agents.checkpoints("support")
+    before = store.stats()
+    page = unescape(client.get(path.format(checkpoint.id)).text)
+    effect, back = EFFECTS[path]
+    assert effect in page
+    assert back in page
+    assert store.stats() == before
 
 
 def test_a_change_shows_its_effect_first(client):

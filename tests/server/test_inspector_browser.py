@@ -244,10 +244,24 @@ def test_a_checkpoint_is_tagged_and_labelled(browser, store):
     browser.click("#dialog .primary")
     browser.wait(lambda: "The tag was removed" in browser.text("#toast"))
     assert store.thread("trip-planner").load(2).tags == ()
-    browser.click(".action", "Label")
+    browser.click("#toast a", "Tag it again")
     browser.wait(lambda: browser.all("#dialog[open] input"))
+    browser.press("ENTER")
+    browser.wait(lambda: "has the tag good & <new>" in browser.text("#toast"))
+    assert store.thread("trip-planner").load(2).tags == ("good & <new>",)
+    browser.click(".action", "Label")
+    browser.wait(lambda: "saved again as step 7" in browser.text("#dialog"))
     browser.press("done", "ENTER")
-    browser.wait(lambda: "The head has the label done." in browser.text("#toast"))
+    browser.wait(lambda: "The head has the label done. Undo takes it back." in browser.text("#toast"))
+    assert store.thread("trip-planner").load().label == "done"
+    browser.click("#toast a", "Undo")
+    browser.wait(lambda: "The head moves from step 7 to step 6." in browser.text("#dialog"))
+    browser.click("#dialog .primary")
+    browser.wait(lambda: "Redo takes it back" in browser.text("#toast"))
+    browser.click("#toast a", "Redo")
+    browser.wait(lambda: "The head moves from step 6 to step 7." in browser.text("#dialog"))
+    browser.click("#dialog .primary")
+    browser.wait(lambda: "Undo takes it back" in browser.text("#toast"))
     assert store.thread("trip-planner").load().label == "done"
 
 
@@ -298,6 +312,7 @@ def test_a_store_is_pruned_and_verified(browser, store):
     count = store.stats().checkpoints
     browser.click(".action", "Prune…")
     browser.wait(lambda: "This cannot be undone" in browser.text("#dialog"))
+    assert "of thread trip-planner" in browser.text("#dialog")
     browser.click("#dialog .primary")
     browser.wait(lambda: "were removed" in browser.text("#toast"))
     assert store.stats().checkpoints < count
