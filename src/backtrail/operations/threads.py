@@ -609,12 +609,21 @@ def _require_head(thread: Thread[Any], expect: str | None) -> None:
 
 def _existing(store: Store, kind: str, thread_id: str) -> Thread[Any]:
     if store.info(thread_id, kind=kind) is None:
-        raise NotFound(f"there is no {kind} {thread_id!r:.100}", code="not_found.thread")
+        raise _no_thread(kind, thread_id)
     return handle(store, kind, thread_id)
 
 
 def _load(store: Store, kind: str, thread_id: str, ref: str) -> Checkpoint[Any]:
-    return _existing(store, kind, thread_id).load(_ref(ref))
+    try:
+        return handle(store, kind, thread_id).load(_ref(ref))
+    except NotFound as error:
+        if error.code == "not_found.thread":
+            raise _no_thread(kind, thread_id) from None
+        raise
+
+
+def _no_thread(kind: str, thread_id: str) -> NotFound:
+    return NotFound(f"there is no {kind} {thread_id!r:.100}", code="not_found.thread")
 
 
 def _ref(ref: str) -> str | int:
