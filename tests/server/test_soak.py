@@ -46,7 +46,7 @@ def deaf(url):
 async def listen(url, name, seen):
     """Note the steps of a conversation as its events come."""
     path = f"/events?kind=conversation&thread_id={name}"
-    async with httpx2.AsyncClient(base_url=url, headers=HEADERS, timeout=None) as api, api.stream("GET", path) as news:  # noqa: S113
+    async with httpx2.AsyncClient(base_url=url, headers=HEADERS, timeout=None) as api, api.stream("GET", path) as news:
         event = None
         async for line in news.aiter_lines():
             if line.startswith("event: "):
@@ -55,61 +55,74 @@ async def listen(url, name, seen):
                 seen.append("reset" if event == "reset" else json.loads(line.removeprefix("data: "))["step"])
 
 
+class Crowd:
+    """Clients that append to conversations and read them; what they sent, and the wrong answers."""
+
+    def __init__(self, api):
+        self._api = api
+        self.sent = []
+        self.wrong = []
+
+    async def append(self, at, number):
+        """Append one message; return its conversation and its text."""
+        name, text = f"c{at % CONVERSATIONS}", f"{at}.{number}"
+        body = {"agent_id": "a", "conversation_id": name, "messages": [{"role": "user", "content": text}]}
+        answer = await self._api.post("/api/v1/conversations", json=body)
+        if answer.status_code == 200:
+            self.sent.append((name, text))
+        else:
+            self.wrong.append((answer.status_code, answer.text))
+        return name, text
+
+    async def one(self, at, end):
+        """Append and read until the end."""
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+            name, text = await self.append(at, number)
+            page = f"/api/v1/conversations/{name}/messages?newest_first=true&limit={CLIENTS}"
+            for path in (page, f"/api/v1/threads/{name}?kind=conversation", "/api/v1/conversations?limit=5"):
+                answer = await self._api.get(path)
+                if answer.status_code != 200 or (path == page and text not in answer.text):
+                    self.wrong.append((path, answer.status_code, answer.text))
+
+
+async def measure(process, memory):
+    """Note the memory of a process again and again."""
+    while True:
+        memory.append(resident(process))
+        await asyncio.sleep(2)
+
+
 async def soak(url, process):
-    """Let the clients work; return what they sent, the wrong answers, the figures of memory, and the events."""
-    sent, wrong, memory, seen = [], [], [], []
+    """Let the clients work; return them, the figures of memory, and the steps of the first conversation's events."""
+    memory, seen = [], []
     limits = httpx2.Limits(max_connections=CLIENTS)
     async with httpx2.AsyncClient(base_url=url, headers=HEADERS, limits=limits, timeout=120) as api:
-
-        async def append(at, number):
-            name, text = f"c{at % CONVERSATIONS}", f"{at}.{number}"
-            message = {"role": "user", "content": text}
-            body = {"agent_id": "a", "conversation_id": name, "messages": [message]}
-            answer = await api.post("/api/v1/conversations", json=body)
-            if answer.status_code == 200:
-                sent.append((name, text))
-            else:
-                wrong.append((answer.status_code, answer.text))
-            return name, text
-
-        async def one(at, end):
-            number = 0
-            while time.monotonic() < end:
-                number += 1
-                name, text = await append(at, number)
-                page = f"/api/v1/conversations/{name}/messages?newest_first=true&limit={CLIENTS}"
-                for path in (page, f"/api/v1/threads/{name}?kind=conversation", "/api/v1/conversations?limit=5"):
-                    answer = await api.get(path)
-                    if answer.status_code != 200 or (path == page and text not in answer.text):
-                        wrong.append((path, answer.status_code, answer.text))
-
-        async def measure():
-            while True:
-                memory.append(resident(process))
-                await asyncio.sleep(2)
-
+        crowd = Crowd(api)
         for at in range(CONVERSATIONS):
-            await append(at, 0)
-        tasks = [asyncio.create_task(measure()), asyncio.create_task(listen(url, "c0", seen))]
+            await crowd.append(at, 0)
+        tasks = [asyncio.create_task(measure(process, memory)), asyncio.create_task(listen(url, "c0", seen))]
         await asyncio.sleep(1)  # the reader is there
         end = time.monotonic() + SECONDS
-        await asyncio.gather(*(one(at, end) for at in range(CLIENTS)))
-        count = sum(name == "c0" for name, _ in sent)
+        await asyncio.gather(*(crowd.one(at, end) for at in range(CLIENTS)))
+        count = sum(name == "c0" for name, _ in crowd.sent)
         for _ in range(100):
             if seen and seen[-1] == count:
                 break
             await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()
-    return sent, wrong, memory, seen
+    return crowd, memory, seen
 
 
 def check(url, options, opened):
     with serving(url, "--write", *options) as (link, process):
         with deaf(link), deaf(link):
-            sent, wrong, memory, seen = asyncio.run(soak(link, process))
+            crowd, memory, seen = asyncio.run(soak(link, process))
         assert process.poll() is None
-    assert not wrong, wrong[:5]
+    sent = crowd.sent
+    assert not crowd.wrong, crowd.wrong[:5]
     with opened() as store:
         for name in {name for name, _ in sent}:
             found = [message.content for message in store.conversations.load(name).messages]
