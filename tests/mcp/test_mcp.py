@@ -134,6 +134,21 @@ def test_arguments_and_calls_are_limited(store):
     assert [call(made, "persistence_stats") == "invalid.rate" for _ in range(4)] == [False, False, False, True]
 
 
+def test_a_removed_store_names_no_place(tmp_path):
+    with backtrail.open(tmp_path / "agents.db") as store:
+        store.thread("trip").save({})
+        made = server(store)
+        for each in tmp_path.iterdir():
+            each.unlink()
+
+        async def use(client):
+            return (await client.call_tool("thread_state", {"thread_id": "trip"})).content[0].text
+
+        text = with_client(made, use)
+    assert json.loads(text)["error"]["code"] == "not_found.store"
+    assert str(tmp_path) not in text
+
+
 def test_an_unknown_tool_is_named_with_the_tools(store):
     assert call(server(store), "agent_lod", agent_id="planner") == "invalid.tool"
 

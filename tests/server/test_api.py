@@ -300,6 +300,18 @@ def test_message_page_of_a_forged_index_does_no_harm(store, api):
 
 
 @pytest.mark.parametrize(
+    "path",
+    [
+        f"/threads/thread/trip/words?count={LONG}",
+        f"/threads/thread/trip/state?path=days&offset={LONG}",
+        f"/storage?keep_last={LONG}&keep_hourly={LONG}&keep_daily={LONG}&older_than={LONG}&idle_days={LONG}",
+    ],
+)
+def test_huge_numbers_do_no_harm_to_pages(api, path):
+    assert api.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("method", "path", "header"),
     [
         ("DELETE", "/threads/trip", '"0123.0"'),
