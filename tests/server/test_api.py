@@ -94,6 +94,32 @@ def test_change_with_if_match_is_compare_and_swap(store, api):
     assert (new.status_code, new.json()["code"]) == (409, "conflict.exists")
 
 
+@pytest.mark.parametrize("kind", ["thread", "agent", "conversation", "run"])
+def test_threads_of_every_kind_move_with_if_match(store, api, kind):
+    for n in range(2):
+        store.thread("x").save({"n": n})
+        store.agents.save(AgentState("x", f"name {n}", "m"), replace=True)
+        store.conversations.append("x", Message.user("hello"), agent_id="x")
+    with store.run("x") as run:
+        for number in run.iterations():
+            run.tool("look", lambda: 1)
+            if number == 3:
+                break
+
+    def move(name, **body):
+        etag = api.get(f"/api/v1/threads/x?kind={kind}").headers["etag"]
+        path, json = f"/api/v1/threads/x/{name}", {"kind": kind, **body}
+        refused = api.post(path, json=json, headers={"If-Match": '"000000000000000000000000.0"'})
+        assert (refused.status_code, refused.json()["code"]) == (409, "conflict.stale")
+        return api.post(path, json=json, headers={"If-Match": etag}).json()["step"]
+
+    last = api.get(f"/api/v1/threads/x?kind={kind}").json()["step"]
+    assert last > 1
+    assert [move("rewind", ref="1"), move("undo"), move("redo")] == [1, last, 1]
+    step = 1 if kind == "run" else move("label", label="named")  # a run makes its checkpoints itself
+    assert move("tag", tags=["t"]) == move("untag", tags=["t"]) == step
+
+
 @pytest.mark.parametrize("move", ["undo", "redo", "rewind"])
 def test_writer_between_check_and_move_is_a_conflict_with_both_heads(tmp_path, monkeypatch, move):
     with backtrail.open(tmp_path / "a.db") as store, backtrail.open(tmp_path / "a.db") as other:

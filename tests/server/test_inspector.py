@@ -1,6 +1,7 @@
 """The pages of the inspector as the server makes them. test_inspector_browser.py opens them in a browser."""
 
 import gzip
+import json
 import random
 import re
 from html import unescape
@@ -381,6 +382,28 @@ def test_every_change_shows_its_effect_and_how_to_take_it_back(store, client, pa
     assert effect in page
     assert back in page
     assert store.stats() == before
+
+
+@pytest.mark.filterwarnings("ignore::backtrail.Irreversible")
+@pytest.mark.parametrize("kind", ["thread", "conversation", "run", "agent"])
+def test_every_change_that_a_page_offers_can_be_made(store, client, kind):
+    name = {"thread": "trip-planner", "conversation": "order-4711", "run": "refund-4690", "agent": "support"}[kind]
+    page = client.get(f"/threads/{kind}/{name}?ref=1").text
+    offered = [unescape(each) for each in re.findall(r'data-dialog href="([^"]*)"', page)]
+    assert any("/change/rewind" in each for each in offered)
+    for path in sorted(offered, key=lambda each: "/change/delete" in each):
+        form = client.get(path)
+        if "/change/redo" in path and form.status_code == 409:
+            assert "nothing to redo" in form.text
+            continue
+        assert form.status_code == 200, (path, form.text)
+        change = json.loads(unescape(re.search(r'data-change="([^"]*)"', form.text)[1]))
+        fields = {"new_id": f"{kind}-fork", "label": "l", "tags": ["t"]}
+        named = {each: fields[each] for each in re.findall(r'<input name="(\w+)"', form.text)}
+        headers = {"If-Match": f'"{change["match"]}"'} if change["match"] else {}
+        body = {"params": change["body"]} if change["method"] == "DELETE" else {"json": {**change["body"], **named}}
+        answer = client.request(change["method"], change["url"], headers=headers, **body)
+        assert answer.status_code == 200, (path, answer.text)
 
 
 def test_a_change_shows_its_effect_first(client):

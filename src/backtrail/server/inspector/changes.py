@@ -164,6 +164,8 @@ async def _fork(ctx: Context) -> Change:
 async def _label(ctx: Context) -> Change:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
+    if kind == "run":
+        raise Problem(404, "not_found.path", "a run makes its checkpoints itself: tag one of them instead")
     head = await ctx.call("thread_checkpoint", **which, ref="@")
     return Change(
         title="Label the head",

@@ -62,7 +62,7 @@ def _current(store: Store, run_id: str, status: dict[str, Any]) -> list[dict[str
 def _timed(calls: list[dict[str, Any]], begin: str) -> list[dict[str, Any]]:
     """Return the calls with the seconds from the end of the call before to their own: a run records only ends."""
     last = dt.datetime.fromisoformat(begin)
-    timed = []
+    timed: list[dict[str, Any]] = []
     for call in calls:
         end = dt.datetime.fromisoformat(call["ended_at"]) if call["ended_at"] else None
         seconds = None if end is None else max((end - last).total_seconds(), 0.0)
