@@ -8,6 +8,8 @@ change of data.
 
 - A read by name, uid or number gives nothing for a thread outside, as if the thread did not exist.
 - Listings, searches and counts have only threads inside.
+- Rows from before a thread's deletion are outside: its id may have been another agent's. Rows that a checkpoint of an
+  agent inside needs are that agent's own.
 - A commit that names a thread outside is refused, and nothing is written. So is maintenance of the whole store.
 
 Two things do not depend on the scope: an id that another agent uses is taken, also after its deletion until `gc` has
@@ -19,13 +21,14 @@ removed its checkpoints, and content that another agent has stored is not stored
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from backtrail.backends.defaults import page
 from backtrail.backends.port import IndexState, Usage
 from backtrail.engine import manifests
 from backtrail.engine.asides import ASIDE, THREAD
-from backtrail.engine.log import MAX_SEQ
+from backtrail.engine.log import CLEAR, MAX_SEQ, clip
 from backtrail.errors import Conflict, Invalid, Unavailable
 from backtrail.validation import check_id
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
         ThreadTip,
     )
 
+T = TypeVar("T")
 _PAGE: Final = 500
 
 
@@ -140,6 +144,30 @@ class ScopedBackend:
         deleted = not newest.head and not any(row.root for row in self._below.rows(record.no, [(1, newest.seq)]))
         return record if deleted else None
 
+    def _begin(self, thread: int, rows: Iterable[Row]) -> int:
+        """Return the seq from which on the rows of a thread are its owner's; 0 if all of `rows` are.
+
+        It is the last deletion before the first row in use: a visible checkpoint, or one that a checkpoint of an agent
+        inside needs.
+        """
+        suspect = min((row.seq for row in rows if row.hidden or not row.root), default=MAX_SEQ)
+        return self._deletion(thread, suspect)
+
+    def _deletion(self, thread: int, suspect: int) -> int:
+        if suspect == MAX_SEQ:
+            return 0
+        visible = self._below.rows(thread, [(1, MAX_SEQ)], visible=True, limit=1)
+        first = visible[0].seq if visible else MAX_SEQ
+        if suspect >= first:
+            return 0
+        pinned = (seq for seq, holders in self._below.pins(thread).items() if any(map(self._holds, holders)))
+        between = self._below.rows(thread, [(suspect, min((first, *pinned)))])
+        return max((row.seq for row in between if row.op == CLEAR), default=0)
+
+    def _holds(self, holder: bytes) -> bool:
+        record = self._below.thread_with_uid(holder)
+        return record is not None and self._owns(record)
+
     def _has(self, thread: int) -> bool:
         return self._inside(self._below.thread(thread)) is not None
 
@@ -221,7 +249,12 @@ class ScopedBackend:
 
     def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
         inside = {no for no in {no for no, _, _ in spans} if self._has(no)}
-        return self._below.rows_of([span for span in spans if span[0] in inside], payload=payload)
+        found = self._below.rows_of([span for span in spans if span[0] in inside], payload=payload)
+        rows: dict[int, list[Row]] = {}
+        for (no, _), row in found.items():
+            rows.setdefault(no, []).append(row)
+        begins = {no: self._begin(no, each) for no, each in rows.items()}
+        return {(no, seq): row for (no, seq), row in found.items() if seq >= begins[no]}
 
     # -- rows, tags and chunks ------------------------------------------------------------------------
 
@@ -240,9 +273,12 @@ class ScopedBackend:
     ) -> list[Row]:
         if not self._has(thread):
             return []
-        return self._below.rows(
-            thread, ranges, payload=payload, visible=visible, newest_first=newest_first, limit=limit
+        read = partial(
+            self._below.rows, thread, payload=payload, visible=visible, newest_first=newest_first, limit=limit
         )
+        found = read(ranges)
+        begin = 0 if visible else self._begin(thread, found)
+        return read(clip(tuple(ranges), begin, MAX_SEQ)) if begin else found
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         return self._below.count(thread, ranges) if self._has(thread) else 0
@@ -251,13 +287,17 @@ class ScopedBackend:
         return self._below.labelled(thread, label) if self._has(thread) else []
 
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
-        return self._below.tags(thread, seqs) if self._has(thread) else {}
+        return self._since_deletion(thread, self._below.tags(thread, seqs)) if self._has(thread) else {}
 
     def tagged(self, thread: int, tag: str) -> list[int]:
         return self._below.tagged(thread, tag) if self._has(thread) else []
 
     def pins(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[bytes, ...]]:
-        return self._below.pins(thread, seqs) if self._has(thread) else {}
+        return self._since_deletion(thread, self._below.pins(thread, seqs)) if self._has(thread) else {}
+
+    def _since_deletion(self, thread: int, found: dict[int, T]) -> dict[int, T]:
+        begin = self._deletion(thread, min(found, default=MAX_SEQ))
+        return {seq: each for seq, each in found.items() if seq >= begin}
 
     def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         return self._below.chunks(digests)  # a digest is known only from a row or a chunk that was read
@@ -353,7 +393,7 @@ class ScopedBackend:
             record, newest = self._below.thread(no), self._below.newest(no)
             if record is None or newest is None:
                 continue
-            every = self._below.rows(no, [(1, newest.seq)])
+            every = self.rows(no, [(1, newest.seq)])
             rows += len(every)
             stored += sum(row.stored for row in every)
             visible = [row for row in every if row.root and not row.hidden]

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.head import Tagged
+    from backtrail.engine.head import HeadMover, Tagged
     from backtrail.engine.manifests import Pointer
     from backtrail.engine.namespaces import Above
     from backtrail.engine.reader import Chain, LogReader, Tip
@@ -693,17 +693,41 @@ class Thread(Handle[S]):
             return []
         return namespaces.taken_along(reader, tip, row, new_id)
 
-    def rewind(self, ref: Ref) -> Checkpoint[S]:
-        """Make an older checkpoint the head again. Later checkpoints are out of view, not deleted."""
-        return self._moved(self._engine.session.mover.rewind(self._key, lambda tip: self._resolve(tip, ref)))
+    def rewind(self, ref: Ref, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[S]:
+        """Make an older checkpoint the head again. Later checkpoints are out of view, not deleted.
 
-    def undo(self) -> Checkpoint[S]:
-        """Undo the last save, rewind, restore or redo."""
-        return self._moved(self._engine.session.mover.undo(self._key))
+        `expect` is the head that the caller knows, or its id: `Conflict` if another checkpoint is the head.
+        """
+        return self._move(lambda mover: mover.rewind(self._key, lambda tip: self._resolve(tip, ref)), expect)
 
-    def redo(self) -> Checkpoint[S]:
-        """Redo the last undo."""
-        return self._moved(self._engine.session.mover.redo(self._key))
+    def undo(self, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[S]:
+        """Undo the last save, rewind, restore or redo. `expect` is as for `rewind`."""
+        return self._move(lambda mover: mover.undo(self._key), expect)
+
+    def redo(self, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[S]:
+        """Redo the last undo. `expect` is as for `rewind`."""
+        return self._move(lambda mover: mover.redo(self._key), expect)
+
+    def _move(self, move: Callable[[HeadMover], Tip], expect: Checkpoint[Any] | str | None) -> Checkpoint[S]:
+        if expect is None:
+            return self._moved(move(self._engine.session.mover))
+        expected = expect.id if isinstance(expect, Checkpoint) else plain(expect)
+
+        def work(session: Session) -> Tip:
+            tip = self._required(session.reader.tip(self._key.space, self._key.name))
+            actual = log.checkpoint_id(tip.record.uid, tip.newest.head) if tip.newest.head else None
+            if actual != expected:
+                raise Conflict(
+                    f"the head of thread {self.id!r} is another checkpoint: read it, then decide",
+                    code="conflict.stale",
+                    expected=expected,
+                    actual=actual,
+                )
+            if session.overlay is not None:
+                session.overlay.rely_on(tip.record.no, tip.newest.seq)
+            return move(session.mover)
+
+        return self._moved(self._engine.atomic(work))
 
     def _moved(self, tip: Tip) -> Checkpoint[S]:
         self._remember(tip)

@@ -4,7 +4,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import httpx2
@@ -132,6 +134,21 @@ def test_arguments_and_calls_are_limited(store):
     assert [call(made, "persistence_stats") == "invalid.rate" for _ in range(4)] == [False, False, False, True]
 
 
+def test_a_removed_store_names_no_place(tmp_path):
+    with backtrail.open(tmp_path / "agents.db") as store:
+        store.thread("trip").save({})
+        made = server(store)
+        for each in tmp_path.iterdir():
+            each.unlink()
+
+        async def use(client):
+            return (await client.call_tool("thread_state", {"thread_id": "trip"})).content[0].text
+
+        text = with_client(made, use)
+    assert json.loads(text)["error"]["code"] == "not_found.store"
+    assert str(tmp_path) not in text
+
+
 def test_an_unknown_tool_is_named_with_the_tools(store):
     assert call(server(store), "agent_lod", agent_id="planner") == "invalid.tool"
 
@@ -219,6 +236,81 @@ def test_wrong_and_hostile_arguments_get_errors_that_help(calls):
         with_client(server(store, destructive=True), use)
 
 
+NOT_TEXT = [7, -1, 1.5, True, None, [], ["x"], {}, {"x": [1]}]
+NOT_NUMBER = ["", "7", -1, 10**30, 1e308, True, None, [7], {}]
+NOT_LIST = ["x", 7, True, {"x": 1}, [None], [7, "x"], [[[]]], [{"role": 7}], ["x" * 600]]
+NOT_OBJECT = ["x", 7, True, ["x"], [{}]]
+HUGE = "x" * 1_100_000
+"""More than a call may have."""
+
+
+def bad_values(schema):
+    """Values for an argument that its schema does not describe, or that are hostile or huge."""
+    kinds = {"string": NOT_TEXT, "integer": NOT_NUMBER, "array": NOT_LIST, "object": NOT_OBJECT, "boolean": ["x", 7]}
+    deep = []
+    for _ in range(200):
+        deep = [deep]
+    return [*kinds.get(schema.get("type"), ()), *HOSTILE[:4], "other", "other-chat", "other-trip", HUGE, deep]
+
+
+def good_arguments(name, point):
+    """Arguments that the tool accepts; of the things that the scope has."""
+    known = {"agent_id": "planner", "thread_id": "trip", "conversation_id": "planner-chat", "run_id": "planner-run"}
+    known |= {"checkpoint_id": point, "query": "hello", "ref": "@", "new_id": "new", "call_id": "1.1", "name": "n"}
+    schema = TABLE[name].schema
+    return {each: known.get(each, []) for each in schema["required"]}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_every_tool_refuses_bad_arguments_without_a_trace(name):
+    secret = "the secret of the other agent"
+
+    def contents(**options):
+        kinds = ("thread", "agent", "conversation", "run")
+        infos = [info for kind in kinds for info in store.threads(kind=kind, **options)]
+        return sorted((info.kind, info.id, info.head_id, info.checkpoints) for info in infos)
+
+    async def use(client):
+        schema = TABLE[name].schema
+        good = good_arguments(name, point.id)
+        calls = [{**good, each: value} for each, part in schema["properties"].items() for value in bad_values(part)]
+        calls += [{**good, "odd": 1}, {**good, "../x": HOSTILE[1]}, *({**good, each: None} for each in good)]
+        calls += [{key: value for key, value in good.items() if key != each} for each in good]
+        refused = 0
+        for arguments in calls:
+            before = contents()
+            result = await client.call_tool(name, arguments)
+            text = result.content[0].text
+            assert secret not in text
+            for trace in ("Traceback", 'File "', "site-packages", str(Path(backtrail.__file__).parent)):
+                assert trace not in text
+            if result.is_error:
+                refused += 1
+                error = json.loads(text)["error"]
+                assert error["code"].split(".")[0] in ("invalid", "not_found", "conflict", "unavailable")
+                assert 10 < len(error["message"]) <= 1000
+                assert contents() == before
+            assert contents(agent="other") == theirs
+        assert refused >= 2 * len(schema["properties"]) + 2
+
+    with backtrail.open("memory://") as store:
+        for agent in ("planner", "other"):
+            store.agents.save(AgentState(agent, name=agent.title(), agent_type="model"))
+            text = "hello" if agent == "planner" else f"hello {secret}"
+            store.conversations.append(f"{agent}-chat", Message.user(text), agent_id=agent)
+            trip = store.thread("trip" if agent == "planner" else "other-trip", agent=agent)
+            trip.save({"text": text})
+            trip.save({"text": text, "n": 2})
+            with store.run(f"{agent}-run", agent=agent, messages=[Message.user(text)]) as work:
+                for _ in work.iterations():
+                    work.halt("waits")
+            point = store.agents.checkpoint(agent, text)
+        (point,) = store.agents.checkpoints("planner")
+        theirs = contents(agent="other")
+        assert len(theirs) >= 3
+        with_client(server(store, scope="planner", destructive=True), use)
+
+
 # -- resources, completion, the prompt ------------------------------------------------------------------
 
 
@@ -244,7 +336,7 @@ def test_resources_are_listed_and_read(store):
     assert read(made, "backtrail://threads/trip/state@draft")["value"]["messages"] == []
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [*HOSTILE, ".", "..", "~.", "%2E"])
 def test_a_resource_of_any_id_is_read(store, name):
     store.thread(name, agent="planner").save({"mine": True})
     made = server(store)
@@ -402,6 +494,58 @@ def test_a_client_that_disconnects_leaves_nothing_half_done(tmp_path):
         assert store.verify().ok
         found = [each.id for each in store.conversations.list("a")]
         assert all(len(store.conversations.load(name).messages) % 3 == 0 for name in found)
+
+
+SLOW_COMMIT = """
+import pathlib, sys, time
+from backtrail.backends.sqlite.backend import SqliteBackend
+from backtrail.cli.main import main
+begun, go_on, path = map(pathlib.Path, sys.argv[1:])
+commit = SqliteBackend.commit
+def slow(backend, batch):
+    begun.touch()
+    while not go_on.exists():
+        time.sleep(0.01)
+    return commit(backend, batch)
+SqliteBackend.commit = slow
+sys.argv = ["backtrail", "mcp", str(path)]
+main()
+"""
+
+
+@pytest.mark.parametrize("way", ["close", "kill"])
+def test_a_connection_cut_in_a_call_leaves_nothing_half_done(tmp_path, way):
+    """The client goes away while the server writes: the write is made whole, and the server ends."""
+    path, begun, go_on = tmp_path / "agents.db", tmp_path / "begun", tmp_path / "go on"
+    backtrail.open(path).close()
+    words = [sys.executable, "-c", SLOW_COMMIT, begun, go_on, path]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def send(number, method, params):
+        message = {"jsonrpc": "2.0", "method": method, "params": params} | ({"id": number} if number else {})
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+        process.stdin.flush()
+
+    client = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    send(1, "initialize", client)
+    assert b'"id":1' in process.stdout.readline()
+    send(None, "notifications/initialized", {})
+    messages = [{"role": "user", "content": f"{at} " + "x" * 100_000} for at in range(3)]
+    arguments = {"agent_id": "a", "conversation_id": "c", "messages": messages}
+    send(2, "tools/call", {"name": "conversation_save", "arguments": arguments})
+    while not begun.exists():
+        time.sleep(0.01)
+    process.stdin.close()  # in the middle of the call
+    process.stdout.close()
+    if way == "kill":
+        process.kill()
+    go_on.touch()
+    process.wait(60)
+    with backtrail.open(path) as store:
+        assert store.verify().ok
+        found = [len(store.conversations.load(each.id).messages) for each in store.conversations.list("a")]
+        assert found == ([] if way == "kill" else [3])
+        store.conversations.append("c", Message.user("next"), agent_id="a")
 
 
 @asynccontextmanager

@@ -345,6 +345,61 @@ def test_deleted_id_is_taken_until_its_checkpoints_are_collected(shared, tmp_pat
     assert secret not in (tmp_path / "before").read_bytes() + (tmp_path / "after").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "file", "postgres"])
+@pytest.mark.parametrize("space", ["thread", "conversation"])
+def test_reused_id_brings_no_rows_of_its_former_agent(kind, space, tmp_path):
+    secret = os.urandom(64)
+
+    def thread(store, agent):
+        return store.thread("x", agent=agent) if space == "thread" else store.conversations.thread("x", agent_id=agent)
+
+    def state(value):
+        return {"key": value} if space == "thread" else Conversation("b", id="x", metadata={"key": value.hex()})
+
+    with stores(kind, tmp_path) as shared, backtrail.open("memory://") as alone:
+        theirs = thread(shared, "b").save(state(secret), label="theirs", tags=["theirs"])
+        thread(shared, "b").save(state(secret + b"2"))
+        thread(shared, "b").rewind(theirs)
+        thread(shared, "b").delete()
+        for store in (shared, alone):  # the whole store hands the id on before gc has run
+            thread(store, "a").save(state(b"mine"))
+            thread(store, "a").save(state(b"mine, too"))
+            thread(store, "a").delete_checkpoint("@-")
+        scoped = shared.scoped("a")
+        assert Plain()(answer(scoped, "persistence_stats", {})) == Plain()(answer(alone, "persistence_stats", {}))
+        backend = scoped._backend
+        no = backend.find_thread(space, "x").no
+        assert not backend.tags(no)
+        assert theirs.id not in [each.id for each in thread(scoped, "a").history(everything=True)]
+        assert [row.label for row in backend.rows(no, [(1, 99)], limit=2)] == [None, None]
+        assert {row.label for row in backend.rows_of([(no, 1, 99)]).values()} == {None}
+        scoped.export(tmp_path / "part")
+        shared.export(tmp_path / "whole")
+        needle = secret if space == "thread" else secret.hex().encode()
+        assert needle not in (tmp_path / "part").read_bytes()
+        with backtrail.open("memory://") as other:
+            other.import_(tmp_path / "part")
+            assert thread(other, "a").load().state == thread(scoped, "a").load().state
+            assert other.verify().ok
+        assert scoped.verify().ok
+
+
+def test_own_deleted_rows_can_be_restored_in_a_scope(shared):
+    scoped = shared.scoped("a")
+    point = scoped.agents.checkpoint("a", "with the talk")
+    scoped.conversations.delete("a-talk")
+    scoped.conversations.save(Conversation("a", id="a-talk", messages=[Message.user("begun again", id="m")]))
+    scoped.agents.restore(point)
+    assert scoped.conversations.load("a-talk").messages[0].content == "hi"
+    scoped.agents.undo("a")
+    assert scoped.conversations.load("a-talk").messages[0].content == "begun again"
+    scoped.agents.restore(point)
+    scoped.agents.delete_checkpoint(point)
+    shared.gc()
+    assert scoped.conversations.load("a-talk").messages[0].content == "hi"
+    assert scoped.verify().ok
+
+
 def test_deleted_id_of_another_agent_cannot_spoil_its_checkpoint(shared):
     shared.conversations.save(Conversation("b", id="b-note", messages=[Message.user("hidden treasure")]))
     point = shared.agents.checkpoint("b", "with the note")

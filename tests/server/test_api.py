@@ -9,6 +9,7 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conversation, Message
+from backtrail.engine.head import HeadMover
 from backtrail.operations import TABLE
 from backtrail.operations.answers import encode_cursor
 from backtrail.server.openapi import document
@@ -91,6 +92,56 @@ def test_change_with_if_match_is_compare_and_swap(store, api):
     assert again.status_code == 200
     new = api.put("/api/v1/threads/trip/state", json={"state": 1}, headers={"If-None-Match": "*"})
     assert (new.status_code, new.json()["code"]) == (409, "conflict.exists")
+
+
+@pytest.mark.parametrize("kind", ["thread", "agent", "conversation", "run"])
+def test_threads_of_every_kind_move_with_if_match(store, api, kind):
+    for n in range(2):
+        store.thread("x").save({"n": n})
+        store.agents.save(AgentState("x", f"name {n}", "m"), replace=True)
+        store.conversations.append("x", Message.user("hello"), agent_id="x")
+    with store.run("x") as run:
+        for number in run.iterations():
+            run.tool("look", lambda: 1)
+            if number == 3:
+                break
+
+    def move(name, **body):
+        etag = api.get(f"/api/v1/threads/x?kind={kind}").headers["etag"]
+        path, json = f"/api/v1/threads/x/{name}", {"kind": kind, **body}
+        refused = api.post(path, json=json, headers={"If-Match": '"000000000000000000000000.0"'})
+        assert (refused.status_code, refused.json()["code"]) == (409, "conflict.stale")
+        return api.post(path, json=json, headers={"If-Match": etag}).json()["step"]
+
+    last = api.get(f"/api/v1/threads/x?kind={kind}").json()["step"]
+    assert last > 1
+    assert [move("rewind", ref="1"), move("undo"), move("redo")] == [1, last, 1]
+    step = 1 if kind == "run" else move("label", label="named")  # a run makes its checkpoints itself
+    assert move("tag", tags=["t"]) == move("untag", tags=["t"]) == step
+
+
+@pytest.mark.parametrize("move", ["undo", "redo", "rewind"])
+def test_writer_between_check_and_move_is_a_conflict_with_both_heads(tmp_path, monkeypatch, move):
+    with backtrail.open(tmp_path / "a.db") as store, backtrail.open(tmp_path / "a.db") as other:
+        trip = store.thread("trip")
+        for n in range(3):
+            trip.save({"n": n})
+        seen, plain = trip.undo().id, getattr(HeadMover, move)
+
+        def after_another_writer(*words):
+            monkeypatch.setattr(HeadMover, move, plain)
+            other.thread("trip").set("n", 9)
+            other.thread("trip").set("n", 10)
+            other.thread("trip").undo()
+            return plain(*words)
+
+        monkeypatch.setattr(HeadMover, move, after_another_writer)
+        body = {"json": {"ref": "1"}} if move == "rewind" else {}
+        answer = client(store).post(f"/api/v1/threads/trip/{move}", headers={"If-Match": f'"{seen}.0"'}, **body)
+        head = other.thread("trip").load()
+        assert (answer.status_code, answer.json().get("code")) == (409, "conflict.stale")
+        assert (answer.json()["expected"], answer.json()["actual"]) == (seen, head.id)
+        assert head.state == {"n": 9}
 
 
 def test_checkpoint_is_cached_for_ever(store, api):
@@ -272,6 +323,18 @@ def test_message_page_of_a_forged_index_does_no_harm(store, api):
     store.conversations.append("talk", Message.user("x"), agent_id="planner")
     assert api.get(f"/conversations/talk?at={LONG}").status_code == 200
     assert api.get(f"/conversations/talk/messages/{LONG}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/threads/thread/trip/words?count={LONG}",
+        f"/threads/thread/trip/state?path=days&offset={LONG}",
+        f"/storage?keep_last={LONG}&keep_hourly={LONG}&keep_daily={LONG}&older_than={LONG}&idle_days={LONG}",
+    ],
+)
+def test_huge_numbers_do_no_harm_to_pages(api, path):
+    assert api.get(path).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import requests
 
 import backtrail
+from backtrail.operations.segments import segment
 from tests.support import servers
 from tests.support.web import TOKEN, serving
 
@@ -55,6 +57,24 @@ def check(url, options, opened):
     with opened() as store:
         contents = [message.content for message in store.conversations.load("shared").messages]
         assert sorted(contents) == sorted(f"m{at}" for at in range(CLIENTS))
+
+
+def test_ids_of_dots_are_reached_by_clients(tmp_path):
+    """A client resolves the segments `.` and `..`, also as %2E, before it sends a request."""
+    ids = [".", "..", "~.", "~~..", "...", "~", "%2E%2E"]
+    with backtrail.open(tmp_path / "a.db") as store:
+        for each in ids:
+            store.thread(each).save({"id": each})
+    with serving(tmp_path / "a.db", "--write") as (link, _):
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        for each in ids:
+            url = f"{link}api/v1/threads/{segment(each)}"
+            assert httpx2.get(url, headers=headers).json()["thread_id"] == each
+            assert requests.get(f"{url}/state", headers=headers, timeout=30).json()["value"] == {"id": each}
+            saved = httpx2.put(f"{url}/state", headers=headers, json={"state": {"id": each, "n": 2}})
+            assert saved.json()["thread_id"] == each
+    with backtrail.open(tmp_path / "a.db") as store:
+        assert {each: store.thread(each).load().state for each in ids} == {each: {"id": each, "n": 2} for each in ids}
 
 
 def test_server_ends_at_a_signal(tmp_path):

@@ -3,6 +3,7 @@
 import http.client
 import json
 import signal
+import socket
 import threading
 import time
 from urllib.parse import urlsplit
@@ -150,6 +151,22 @@ def test_slow_reader_loses_only_its_own_queue():
     assert waiting[0] is None  # a reset: look again
     assert len(waiting) == 10
     assert rest == []
+
+
+def test_reader_that_does_not_read_hurts_nobody(place, listen):
+    with serving(place) as (url, _), backtrail.open(place) as store, socket.socket() as deaf:
+        where = urlsplit(url)
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((where.hostname, where.port))
+        head = f"GET /events HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        deaf.sendall(head.encode())
+        stream = listen(url, "/events?thread_id=trip")
+        for n in range(400):
+            store.thread("trip").save({"n": n})
+            assert stream.next()[2]["step"] == n + 2
+        fresh = listen(url, "/events?thread_id=late")  # and the server still takes readers
+        store.thread("late").save({})
+        assert fresh.next()[2]["thread_id"] == "late"
 
 
 def test_too_many_missed_events_are_a_reset(monkeypatch):

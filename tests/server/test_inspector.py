@@ -1,6 +1,7 @@
 """The pages of the inspector as the server makes them. test_inspector_browser.py opens them in a browser."""
 
 import gzip
+import json
 import random
 import re
 from html import unescape
@@ -319,6 +320,27 @@ def test_calls_of_the_current_iteration_are_shown(client):
     assert "It was not made" in page
 
 
+def test_a_long_run_says_how_many_calls_it_has(store, client):
+    with store.run("long", agent="support") as run:
+        for number in run.iterations():
+            for at in range(50):
+                run.tool("look", lambda n: n, n=number * 1000 + at)
+            if number == 3:
+                break
+    page = client.get("/runs/long").text
+    shown = page.count('class="call"')
+    assert shown < 150
+    assert f"The newest {shown} of 150 calls." in page
+    assert "<span>150 calls</span>" in page
+
+
+def test_times_of_calls_are_said_to_be_between_ends(client):
+    page = client.get("/runs/refund-4690").text
+    assert "A run records when a call ended, not when it began" in page
+    assert len(re.findall(r'title="It ended [\d.]+ m?s after the beginning of the run\.">\+', page)) == 1
+    assert len(re.findall(r'title="It ended [\d.]+ m?s after the call before\.">\+', page)) == 2
+
+
 # -- changes ----------------------------------------------------------------------------------------------
 
 
@@ -328,6 +350,60 @@ def test_a_trial_changes_nothing(store):
     after = changes.on_trial(store, lambda: store.thread("trip-planner").rewind("@~3"))
     assert after.step == 3
     assert ([each.id for each in thread.history(everything=True)], thread.load().id) == before
+
+
+EFFECTS = {
+    "/threads/thread/trip-planner/change/label": ("saved again as step 7", "Undo takes it back."),
+    "/threads/thread/trip-planner/change/tag?ref=2": ("Step 2 gets a tag.", "Remove the tag to take it back."),
+    "/threads/thread/trip-planner/change/untag?tag=agreed": ("loses the tag agreed", "Tag the checkpoint again"),
+    "/threads/thread/trip-planner/change/fork?ref=2": ("begins with the state of step 2", "Delete the fork"),
+    "/threads/run/refund-4690/change/fork": ("A new run begins with the state of step", "can delete the fork"),
+    "/threads/thread/trip-planner/change/rewind?ref=2": ("from step 6 to step 2", "Undo takes it back."),
+    "/threads/thread/trip-planner/change/undo": ("from step 6 to step 5", "Redo takes it back."),
+    "/threads/thread/undone/change/redo": ("from step 1 to step 2", "Undo takes it back."),
+    "/agents/support/change/restore?checkpoint={}": ("custom_state.policy.refund_limit", "Undo takes it back, until"),
+    "/runs/refund-4711/change/settle?call=1.2": ("recorded as made, with this result", "cannot be undone"),
+    "/runs/refund-4711/change/settle?call=1.2&as=not_done": ("recorded as not made", "cannot be undone"),
+    "/storage/change/prune?keep_last=1": ("checkpoints are removed", "cannot be undone"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::backtrail.Irreversible")
+@pytest.mark.parametrize("path", EFFECTS)
+def test_every_change_shows_its_effect_and_how_to_take_it_back(store, client, path):
+    undone = store.thread("undone")
+    undone.save({"n": 1})
+    undone.save({"n": 2})
+    undone.undo()
+    (checkpoint,) = store.agents.checkpoints("support")
+    before = store.stats()
+    page = unescape(client.get(path.format(checkpoint.id)).text)
+    effect, back = EFFECTS[path]
+    assert effect in page
+    assert back in page
+    assert store.stats() == before
+
+
+@pytest.mark.filterwarnings("ignore::backtrail.Irreversible")
+@pytest.mark.parametrize("kind", ["thread", "conversation", "run", "agent"])
+def test_every_change_that_a_page_offers_can_be_made(store, client, kind):
+    name = {"thread": "trip-planner", "conversation": "order-4711", "run": "refund-4690", "agent": "support"}[kind]
+    page = client.get(f"/threads/{kind}/{name}?ref=1").text
+    offered = [unescape(each) for each in re.findall(r'data-dialog href="([^"]*)"', page)]
+    assert any("/change/rewind" in each for each in offered)
+    for path in sorted(offered, key=lambda each: "/change/delete" in each):
+        form = client.get(path)
+        if "/change/redo" in path and form.status_code == 409:
+            assert "nothing to redo" in form.text
+            continue
+        assert form.status_code == 200, (path, form.text)
+        change = json.loads(unescape(re.search(r'data-change="([^"]*)"', form.text)[1]))
+        fields = {"new_id": f"{kind}-fork", "label": "l", "tags": ["t"]}
+        named = {each: fields[each] for each in re.findall(r'<input name="(\w+)"', form.text)}
+        headers = {"If-Match": f'"{change["match"]}"'} if change["match"] else {}
+        body = {"params": change["body"]} if change["method"] == "DELETE" else {"json": {**change["body"], **named}}
+        answer = client.request(change["method"], change["url"], headers=headers, **body)
+        assert answer.status_code == 200, (path, answer.text)
 
 
 def test_a_change_shows_its_effect_first(client):

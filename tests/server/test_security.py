@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -234,7 +235,9 @@ def test_wrong_requests_are_problems(store, *, method, path, options, status, co
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("body", [b'{"state": NaN}', b"[" * 100_000, b'{"state": "\xff"}', b"\x00"])
+@pytest.mark.parametrize(
+    "body", [b'{"state": NaN}', b'{"state": -1e400}', b"[" * 100_000, b'{"state": "\xff"}', b"\x00"]
+)
 def test_what_is_not_json_is_refused(store, body):
     answer = client(store).put("/api/v1/threads/new/state", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
@@ -263,6 +266,37 @@ def test_closed_store_is_unavailable(store):
     store.close()
     answer = api.get("/api/v1/threads")
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable.closed")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+def test_removed_store_is_unavailable_and_names_no_place(kind, tmp_path, caplog):
+    place = tmp_path / "stores"
+    place.mkdir()
+    with backtrail.open(place / "a.db" if kind == "sqlite" else f"file://{place}/a") as store:
+        store.thread("trip").save({"n": 1})
+        api = client(store)
+        assert api.get("/api/v1/threads/trip").status_code == 200
+        shutil.rmtree(place)
+        for method, path in (
+            ("GET", "/api/v1/threads/trip"),
+            ("GET", "/api/v1/threads"),
+            ("PUT", "/api/v1/threads/trip/state"),
+            ("GET", "/v1/conversations/c"),
+            ("GET", "/"),
+        ):
+            body = {"json": {"state": 2}} if method == "PUT" else {}
+            answer = api.request(method, path, headers={"Accept": "text/html"}, **body)
+            assert answer.status_code == 503  # 404 would say that the thread is gone
+            assert "not_found.store" in answer.text
+            assert str(tmp_path) not in answer.text
+        assert str(tmp_path) in caplog.text
+
+
+def test_log_shows_escapes_of_a_path_as_text(store, monkeypatch, caplog):
+    monkeypatch.setattr(type(store), "info", lambda *_, **__: 1 / 0)
+    assert client(store).get("/api/v1/threads/%1b%5D0;x%07%E2%80%AE").status_code == 500
+    assert "\\x1b]0;x\\x07" in caplog.messages[0]
+    assert caplog.messages[0].isprintable()
 
 
 def test_unexpected_error_stays_on_the_server(store, monkeypatch, caplog):

@@ -254,21 +254,24 @@ class Thread(Generic[S]):
         return Thread(self._executor, found)
 
     @called
-    async def rewind(self, ref: Ref) -> Checkpoint[S]:
-        """Make an older checkpoint the head again. Later checkpoints are out of view, not deleted."""
-        found = await self._executor.write(self._sync.rewind, plain(ref))
+    async def rewind(self, ref: Ref, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[S]:
+        """Make an older checkpoint the head again. Later checkpoints are out of view, not deleted.
+
+        `expect` is the head that the caller knows, or its id: `Conflict` if another checkpoint is the head.
+        """
+        found = await self._executor.write(self._sync.rewind, plain(ref), expect=plain(expect))
         return Checkpoint(self._executor, found)
 
     @called
-    async def undo(self) -> Checkpoint[S]:
-        """Undo the last save, rewind, restore or redo."""
-        found = await self._executor.write(self._sync.undo)
+    async def undo(self, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[S]:
+        """Undo the last save, rewind, restore or redo. `expect` is as for `rewind`."""
+        found = await self._executor.write(self._sync.undo, expect=plain(expect))
         return Checkpoint(self._executor, found)
 
     @called
-    async def redo(self) -> Checkpoint[S]:
-        """Redo the last undo."""
-        found = await self._executor.write(self._sync.redo)
+    async def redo(self, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[S]:
+        """Redo the last undo. `expect` is as for `rewind`."""
+        found = await self._executor.write(self._sync.redo, expect=plain(expect))
         return Checkpoint(self._executor, found)
 
     @called

@@ -1,14 +1,15 @@
-"""Resources: states of threads, conversations and runs, under `backtrail://` URIs. Ids are percent-encoded."""
+"""Resources: states of threads, conversations and runs, under `backtrail://` URIs. Ids are segments of paths."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import mcp_types as types
 
 from backtrail.errors import Invalid
 from backtrail.operations import call
+from backtrail.operations.segments import from_segment, segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +55,7 @@ _COMPLETED: Final = {"thread_id": "thread", "conversation_id": "conversation", "
 
 def uri_of(kind: str, name: str) -> str:
     """Return the URI of the newest state of a thread of a kind."""
-    return f"{_SCHEME}{KINDS[kind]}/{quote(name, safe='', errors='surrogatepass')}{'/state' * (kind == 'thread')}"
+    return f"{_SCHEME}{KINDS[kind]}/{segment(name)}{'/state' * (kind == 'thread')}"
 
 
 def newest(store: Store) -> list[types.Resource]:
@@ -76,7 +77,7 @@ def read(store: Store, uri: str) -> dict[str, Any]:
     part, _, rest = uri.removeprefix(_SCHEME).partition("/")
     name, _, view = rest.partition("/")
     try:
-        name, view = unquote(name, errors="surrogatepass"), unquote(view, errors="surrogatepass")
+        name, view = from_segment(name), unquote(view, errors="surrogatepass")
     except UnicodeDecodeError:
         name = ""
     if uri.startswith(_SCHEME) and name:

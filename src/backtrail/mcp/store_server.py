@@ -25,6 +25,7 @@ from backtrail.errors import Error, Invalid, NotFound
 from backtrail.mcp import handoff, resources
 from backtrail.mcp.changes import ChangeBus, Subscribers
 from backtrail.operations import TABLE, Effect
+from backtrail.operations.answers import message_of
 from backtrail.operations.arguments import nearest_names, short_repr
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class StoreServer(MCPServer[Any]):
             self._check_limits(arguments)
             text, answer = _as_json(await self._run(operation, self._store, arguments))
         except Error as error:
-            text, _ = _as_json({"error": {"code": error.code, "message": str(error)[:_MESSAGE_MAX]}})
+            text, _ = _as_json({"error": {"code": error.code, "message": message_of(error)[:_MESSAGE_MAX]}})
             return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
         return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=answer)
 
@@ -157,9 +158,9 @@ class StoreServer(MCPServer[Any]):
         try:
             text, _ = _as_json(await self._run(resources.read, self._store, str(uri)))
         except (NotFound, Invalid) as error:
-            raise ResourceNotFoundError(str(error)[:_MESSAGE_MAX]) from error
+            raise ResourceNotFoundError(message_of(error)[:_MESSAGE_MAX]) from error
         except Error as error:
-            raise ResourceError(str(error)[:_MESSAGE_MAX]) from error
+            raise ResourceError(message_of(error)[:_MESSAGE_MAX]) from error
         return [ReadResourceContents(content=text, mime_type="application/json")]
 
     async def _complete(
@@ -192,7 +193,7 @@ class StoreServer(MCPServer[Any]):
         try:
             text: str = await self._run(handoff.summary, self._store, agent_id)
         except Error as error:
-            raise _wrong(str(error)) from error
+            raise _wrong(message_of(error)) from error
         message = types.PromptMessage(role="user", content=types.TextContent(text=_encodable(text)))
         return types.GetPromptResult(description=handoff.PROMPT.description, messages=[message])
 

@@ -11,16 +11,19 @@ import dataclasses
 import datetime as dt
 import json
 import math
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine.schema.registry import Member
-from backtrail.errors import Invalid, NotFound
+from backtrail.errors import CommitUnknown, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.operations.schema import CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from backtrail.errors import Error
 
 PREVIEW: Final = 200
 """The length of a preview in characters."""
@@ -30,6 +33,8 @@ ENTRY: Final = 900
 """Bytes for each entry of a page: a page of n entries ends early at n times this size."""
 _DIGITS: Final = 18
 """The longest number in a text: Python refuses to convert much longer ones."""
+_PLACE: Final = re.compile(r"^(?:[a-z]+:)?(?:[A-Za-z]:)?[~.]{0,2}[/\\].*?: ", re.DOTALL)
+"""The path or URL that the messages of backends begin with."""
 _BITS: Final = 10_000
 """The longest number in bits: JSON parsers refuse much longer ones."""
 
@@ -156,6 +161,17 @@ def decode_cursor(tool: str, text: str | None, count: int) -> list[Any]:
 def whole_number(text: str | None) -> int | None:
     """Return the number in a text of at most 18 digits; None for any other text."""
     return int(text) if text and text.isdecimal() and len(text) <= _DIGITS else None
+
+
+# -- errors -----------------------------------------------------------------------------------------------
+
+
+def message_of(error: Error) -> str:
+    """Return the message of an error, without the place of the store: callers elsewhere have no use for it."""
+    text = str(error)
+    if isinstance(error, Unavailable | Corrupt | CommitUnknown) or error.code == "not_found.store":
+        return _PLACE.sub("the store: ", text, count=1)
+    return text
 
 
 # -- parts of answers -------------------------------------------------------------------------------------

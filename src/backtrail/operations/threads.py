@@ -22,7 +22,6 @@ from backtrail.operations.answers import (
     plain,
     whole_number,
 )
-from backtrail.operations.retries import in_transaction
 from backtrail.operations.schema import (
     ANY,
     COUNT,
@@ -495,7 +494,7 @@ def thread_fork(store: Store, *, thread_id: str, new_id: str, kind: str = "threa
 )
 def thread_rewind(store: Store, *, thread_id: str, ref: str, kind: str = "thread", expect: str | None = None) -> Answer:
     """Rewind a thread. Later checkpoints go out of view; undo brings them back."""
-    return _changed(store, kind, thread_id, expect, lambda thread: thread.rewind(_ref(ref)))
+    return _checkpoint_entry(kind, _existing(store, kind, thread_id).rewind(_ref(ref), expect=expect))
 
 
 @operation(
@@ -507,7 +506,7 @@ def thread_rewind(store: Store, *, thread_id: str, ref: str, kind: str = "thread
 )
 def thread_undo(store: Store, *, thread_id: str, kind: str = "thread", expect: str | None = None) -> Answer:
     """Move the head back; redo moves it forward again."""
-    return _changed(store, kind, thread_id, expect, lambda thread: thread.undo())
+    return _checkpoint_entry(kind, _existing(store, kind, thread_id).undo(expect=expect))
 
 
 @operation(
@@ -519,7 +518,7 @@ def thread_undo(store: Store, *, thread_id: str, kind: str = "thread", expect: s
 )
 def thread_redo(store: Store, *, thread_id: str, kind: str = "thread", expect: str | None = None) -> Answer:
     """Move the head to where it was before the last undo."""
-    return _changed(store, kind, thread_id, expect, lambda thread: thread.redo())
+    return _checkpoint_entry(kind, _existing(store, kind, thread_id).redo(expect=expect))
 
 
 @operation(
@@ -533,7 +532,10 @@ def thread_tag(
     store: Store, *, thread_id: str, tags: list[str], kind: str = "thread", ref: str = "@", expect: str | None = None
 ) -> Answer:
     """Add tags; tags that the checkpoint has stay."""
-    return _changed(store, kind, thread_id, expect, lambda thread: thread.tag(_ref(ref), *tags))
+    thread = _existing(store, kind, thread_id)
+    at = thread.load(_ref(ref))
+    _require_head(thread, expect)
+    return _checkpoint_entry(kind, thread.tag(at, *tags))
 
 
 @operation(
@@ -547,7 +549,10 @@ def thread_untag(
     store: Store, *, thread_id: str, tags: list[str], kind: str = "thread", ref: str = "@", expect: str | None = None
 ) -> Answer:
     """Remove tags; tags that the checkpoint does not have are ignored."""
-    return _changed(store, kind, thread_id, expect, lambda thread: thread.untag(_ref(ref), *tags))
+    thread = _existing(store, kind, thread_id)
+    at = thread.load(_ref(ref))
+    _require_head(thread, expect)
+    return _checkpoint_entry(kind, thread.untag(at, *tags))
 
 
 @operation(
@@ -561,12 +566,10 @@ def thread_label(
     store: Store, *, thread_id: str, label: str, kind: str = "thread", expect: str | None = None
 ) -> Answer:
     """Add a checkpoint with the same state and a label: a checkpoint itself never changes."""
-
-    def save(thread: Thread[Any]) -> Checkpoint[Any]:
-        head = thread.load()
-        return thread.save(head.state, label=label, expect=head)
-
-    return _changed(store, kind, thread_id, expect, save)
+    thread = _existing(store, kind, thread_id)
+    head = thread.load()
+    _require_head(thread, expect)
+    return _checkpoint_entry(kind, thread.save(head.state, label=label, expect=head))
 
 
 @operation(
@@ -587,35 +590,36 @@ def thread_delete(store: Store, *, thread_id: str) -> Answer:
     )
 
 
-def _changed(
-    store: Store, kind: str, thread_id: str, expect: str | None, change: Callable[[Thread[Any]], Checkpoint[Any]]
-) -> Answer:
-    """Change a thread if its head is the expected one, and return the new head."""
-    thread = _existing(store, kind, thread_id)
-
-    def work() -> Checkpoint[Any]:
-        head = thread.latest()
-        actual = None if head is None else head.id
-        if expect is not None and actual != expect:
-            raise Conflict(
-                f"the head of {kind} {thread_id!r} is another checkpoint: read it, then decide",
-                code="conflict.stale",
-                expected=expect,
-                actual=actual,
-            )
-        return change(thread)
-
-    return _checkpoint_entry(kind, change(thread) if expect is None else in_transaction(store, work))
+def _require_head(thread: Thread[Any], expect: str | None) -> None:
+    """Raise `Conflict` if the caller expects another head."""
+    head = thread.latest()
+    actual = None if head is None else head.id
+    if expect is not None and actual != expect:
+        raise Conflict(
+            f"the head of thread {thread.id!r} is another checkpoint: read it, then decide",
+            code="conflict.stale",
+            expected=expect,
+            actual=actual,
+        )
 
 
 def _existing(store: Store, kind: str, thread_id: str) -> Thread[Any]:
     if store.info(thread_id, kind=kind) is None:
-        raise NotFound(f"there is no {kind} {thread_id!r:.100}", code="not_found.thread")
+        raise _no_thread(kind, thread_id)
     return handle(store, kind, thread_id)
 
 
 def _load(store: Store, kind: str, thread_id: str, ref: str) -> Checkpoint[Any]:
-    return _existing(store, kind, thread_id).load(_ref(ref))
+    try:
+        return handle(store, kind, thread_id).load(_ref(ref))
+    except NotFound as error:
+        if error.code == "not_found.thread":
+            raise _no_thread(kind, thread_id) from None
+        raise
+
+
+def _no_thread(kind: str, thread_id: str) -> NotFound:
+    return NotFound(f"there is no {kind} {thread_id!r:.100}", code="not_found.thread")
 
 
 def _ref(ref: str) -> str | int:

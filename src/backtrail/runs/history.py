@@ -165,20 +165,20 @@ class RunThread(Thread[Any]):
                 return
         self._engine.atomic(work)
 
-    def rewind(self, ref: Ref) -> Checkpoint[Any]:
+    def rewind(self, ref: Ref, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[Any]:
         """Make an older checkpoint the head again: the run resumes from it. The later checkpoints stay."""
         tell(self.passed(ref))
         self._settle(moved=False)  # later checkpoints may be pruned
-        return super().rewind(ref)
+        return super().rewind(ref, expect=expect)
 
-    def undo(self) -> Checkpoint[Any]:
+    def undo(self, *, expect: Checkpoint[Any] | str | None = None) -> Checkpoint[Any]:
         """Take back the last save, rewind or redo."""
         tip = self._tip()
         to = None if tip is None else self._engine.session.mover.before(tip)
         if to is not None:
             tell(self.passed(to))
         self._settle(moved=False)
-        return super().undo()
+        return super().undo(expect=expect)
 
     def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
         """Return the changes of the run from one checkpoint to another, without its journal."""

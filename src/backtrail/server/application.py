@@ -18,7 +18,7 @@ from backtrail.operations import Effect
 from backtrail.server import api, events, inspector, mcp_endpoint, openai_conversations
 from backtrail.server.access import LOOPBACK, SAFE_METHODS, Access, Gate, Tokens, read_tokens
 from backtrail.server.context import Context
-from backtrail.server.problems import Problem, details, headers_of, problem_response
+from backtrail.server.problems import Problem, details, headers_of, problem_response, status_of
 from backtrail.server.routing import Match, Router, segments_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+_STORAGE: Final = 500
+"""Statuses from here on are failures of the storage."""
 _HEADERS: Final = {
     "content-security-policy": _CSP,
     "x-content-type-options": "nosniff",
@@ -169,7 +171,9 @@ class Server:
 
     def _failed(self, request: Request, error: Exception) -> Response:
         if not isinstance(error, Error | Problem):
-            LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+            LOG.error("%s %s failed", request.method, ascii(request.url.path), exc_info=error)
+        elif isinstance(error, Error) and status_of(error) >= _STORAGE:  # callers do not get the place of the store
+            LOG.error("%s %s: %s", request.method, ascii(request.url.path), ascii(str(error)))
         segments = segments_of(request.scope) or ("",)
         if openai_conversations.speaks(segments):
             return openai_conversations.error_response(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from starlette.responses import HTMLResponse, Response
 
 from backtrail.operations import TABLE
+from backtrail.operations.segments import segment
 from backtrail.server.problems import Problem
-from backtrail.server.routing import segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,7 +83,7 @@ class Context:
         if kind != JSON_TYPE:
             raise Problem(415, "invalid.type", "send the body as Content-Type: application/json")
         try:
-            data = json.loads(body, parse_constant=_no_constant)
+            data = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise Problem(400, "invalid.json", f"the body is not JSON ({error})") from None
         if not isinstance(data, dict):
@@ -114,6 +115,13 @@ def json_bytes(data: Any) -> bytes:
         return json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return json.dumps(data, allow_nan=False).encode()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text:.40} is too large")
+    return value
 
 
 def _no_constant(text: str) -> None:

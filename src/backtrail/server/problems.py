@@ -8,6 +8,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
+from backtrail.operations.answers import message_of
 
 _STATUS: Final[tuple[tuple[type[Error], int], ...]] = (
     (NotFound, 404),
@@ -52,6 +53,8 @@ def status_of(error: Error) -> int:
     """Return the HTTP status of an error."""
     if error.code in _FORBIDDEN:
         return 403
+    if error.code == "not_found.store":  # 404 would say that the thread is gone
+        return 503
     return next((status for cls, status in _STATUS if isinstance(error, cls)), 500)
 
 
@@ -60,7 +63,7 @@ def details(error: Exception) -> dict[str, Any]:
     if isinstance(error, Problem):
         status, code, detail = error.status, error.code, str(error)
     elif isinstance(error, Error):
-        status, code, detail = status_of(error), error.code, str(error)
+        status, code, detail = status_of(error), error.code, message_of(error)
     else:
         status, code, detail = 500, "error", "The server failed; its log has the details."
     problem: dict[str, Any] = {

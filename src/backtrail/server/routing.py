@@ -6,10 +6,11 @@ takes one segment of the path. Paths are relative to the place where the applica
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
 from backtrail.operations import Effect
+from backtrail.operations.segments import from_segment
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -95,11 +96,6 @@ def segments_of(scope: Scope) -> tuple[str, ...] | None:
     if parts and parts[-1] == "" and len(parts) > 1:
         parts.pop()
     try:
-        return tuple(unquote(part, errors="surrogatepass") for part in parts) or ("",)
+        return tuple(map(from_segment, parts)) or ("",)
     except UnicodeDecodeError:
         return None
-
-
-def segment(value: Any) -> str:
-    """Return a value as one segment of a path."""
-    return quote(str(value).encode("utf-8", "surrogatepass"), safe="")

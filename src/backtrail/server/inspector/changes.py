@@ -6,6 +6,7 @@ of a change has a form; JavaScript sends it to the HTTP API, with the head that 
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     Describe = Callable[["Context"], Awaitable["Change"]]
 
 T = TypeVar("T")
+_LISTED: Final = 10
+"""Threads that a prune names."""
 _CHANGES: Final = 20
 """Differences that are shown for each thread."""
 
@@ -161,6 +164,8 @@ async def _fork(ctx: Context) -> Change:
 async def _label(ctx: Context) -> Change:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
+    if kind == "run":
+        raise Problem(404, "not_found.path", "a run makes its checkpoints itself: tag one of them instead")
     head = await ctx.call("thread_checkpoint", **which, ref="@")
     return Change(
         title="Label the head",
@@ -180,6 +185,7 @@ async def _label(ctx: Context) -> Change:
 async def _tag(ctx: Context) -> Change:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
+    tag = ctx.request.query_params.get("tag", "")
     at = await ctx.call("thread_checkpoint", **which, ref=_ref(ctx))
     return Change(
         title=f"Tag step {at['step']}",
@@ -187,7 +193,7 @@ async def _tag(ctx: Context) -> Change:
         effects=[f"Step {at['step']} gets a tag. A prune keeps checkpoints that have a tag."],
         url=ctx.url("api", "v1", "threads", thread_id, "tag"),
         body={"kind": kind, "ref": at["checkpoint_id"]},
-        fields=[{"name": "tags", "label": "Tag", "value": "", "required": True, "list": True}],
+        fields=[{"name": "tags", "label": "Tag", "value": tag, "required": True, "list": True}],
         done="Step " + str(at["step"]) + " has the tag {tags}.",
         back="Remove the tag to take it back.",
         back_url=ctx.url("threads", kind, thread_id, "change", "untag", ref=at["checkpoint_id"]) + "&tag={tags}",
@@ -208,6 +214,8 @@ async def _untag(ctx: Context) -> Change:
         body={"kind": kind, "ref": at["checkpoint_id"], "tags": [tag]},
         done="The tag was removed.",
         back="Tag the checkpoint again to take it back.",
+        back_url=ctx.url("threads", kind, thread_id, "change", "tag", ref=at["checkpoint_id"], tag=tag),
+        back_button="Tag it again",
         next=ctx.url("threads", kind, thread_id, ref=at["checkpoint_id"]),
     )
 
@@ -369,6 +377,12 @@ async def _prune(ctx: Context) -> Change:
     effects = [f"{plan['count']:,} checkpoints are removed."]
     if plan["threads"]:
         effects.append(f"{len(plan['threads']):,} idle threads are removed whole.")
+    removed = Counter(f"{each['kind']} {each['thread_id']}" for each in plan["removed"])
+    listed = ", ".join(f"{count:,} of {thread}" for thread, count in removed.most_common(_LISTED))
+    if listed:
+        rest = len(removed) - _LISTED
+        more = "and more" if plan["truncated"] else f"and of {rest:,} more threads" if rest > 0 else ""
+        effects.append(f"They are {listed}{', ' if more else ''}{more}.")
     return Change(
         title="Prune",
         button="Prune",

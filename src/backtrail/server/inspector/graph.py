@@ -81,9 +81,10 @@ def _above(store: Store, kind: str, thread: Thread[Any], checkpoint: str, rows: 
     """Return the window that begins some rows above a checkpoint; the newest window if it is not in this thread."""
     newer: list[tuple[str, str | None]] = []
     for each in thread.history(everything=True, newest_first=True):
-        if each.id == checkpoint:
+        here = each.id
+        if here == checkpoint:
             break
-        newer.append((each.id, each.parent_id))
+        newer.append((here, each.parent_id))
     else:
         newer.clear()
     start = max(len(newer) - rows, 0)

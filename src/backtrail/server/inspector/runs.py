@@ -23,13 +23,15 @@ async def run(ctx: Context) -> Response:
     """Show a run."""
     name = ctx.params["run_id"]
     status = await ctx.call("run_status", run_id=name)
-    calls = _timed([*status["calls"], *await ctx.run(_current, ctx.store, name, status)], status["created_at"])
+    current = await ctx.run(_current, ctx.store, name, status)
+    calls = _timed([*status["calls"], *current], status["created_at"])
     iterations = [(number, [*each]) for number, each in groupby(calls, lambda call: call["iteration"])]
     return ctx.page(
         "run.html",
         run=status,
         iterations=iterations[::-1],
         calls=calls,
+        total=status["tool_calls"] + len(current),
         irreversible=[call for call in calls if call["irreversible"]],
         lease_over=status["lease_until"] is None or status["lease_until"] < dt.datetime.now(dt.UTC).isoformat(),
     )
@@ -60,10 +62,11 @@ def _current(store: Store, run_id: str, status: dict[str, Any]) -> list[dict[str
 def _timed(calls: list[dict[str, Any]], begin: str) -> list[dict[str, Any]]:
     """Return the calls with the seconds from the end of the call before to their own: a run records only ends."""
     last = dt.datetime.fromisoformat(begin)
-    timed = []
+    timed: list[dict[str, Any]] = []
     for call in calls:
         end = dt.datetime.fromisoformat(call["ended_at"]) if call["ended_at"] else None
-        timed.append({**call, "seconds": None if end is None else max((end - last).total_seconds(), 0.0)})
+        seconds = None if end is None else max((end - last).total_seconds(), 0.0)
+        timed.append({**call, "seconds": seconds, "after_call": bool(timed)})
         last = end or last
     return timed
 

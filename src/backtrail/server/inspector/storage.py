@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.errors import Error
+from backtrail.operations.answers import whole_number
 from backtrail.operations.threads import KINDS, handle
 from backtrail.server.routing import Route
 
@@ -43,7 +44,8 @@ async def storage(ctx: Context) -> Response:
 
 def policy_of(query: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of a prune in a query; nothing if it has no rule. `older_than` is in days there."""
-    policy: dict[str, Any] = {name: int(query[name]) for name in _COUNTS if query.get(name, "").isdecimal()}
+    counts = {name: whole_number(query.get(name, "")) for name in _COUNTS}
+    policy: dict[str, Any] = {name: count for name, count in counts.items() if count is not None}
     if not policy:
         return {}
     if "older_than" in policy:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import RedirectResponse
 
+from backtrail.operations.answers import whole_number
 from backtrail.operations.threads import KINDS
 from backtrail.server.inspector import graph
 from backtrail.server.problems import Problem
@@ -81,20 +82,16 @@ async def rows(ctx: Context) -> Response:
 async def words(ctx: Context) -> Response:
     """Return a few words about each checkpoint of a window."""
     query, which = ctx.request.query_params, names(ctx)
-    count = query.get("count", "")
-    found = await ctx.run(
-        graph.words, ctx.store, **which, before=query.get("before"), count=int(count) if count.isdecimal() else 0
-    )
+    count = whole_number(query.get("count", "")) or 0
+    found = await ctx.run(graph.words, ctx.store, **which, before=query.get("before"), count=count)
     return ctx.page("thread_words.html", words=found)
 
 
 async def state(ctx: Context) -> Response:
     """Return a part of a state."""
     query, which = ctx.request.query_params, names(ctx)
-    offset = query.get("offset", "0")
-    found = await _state(
-        ctx, which, query.get("ref", "@"), query.get("path", ""), int(offset) if offset.isdecimal() else 0
-    )
+    offset = whole_number(query.get("offset", "")) or 0
+    found = await _state(ctx, which, query.get("ref", "@"), query.get("path", ""), offset)
     return ctx.page("thread_state.html", **which, state=found)
 
 

@@ -24,7 +24,11 @@ async function show(url) {
 }
 
 // "{new_id}" in a text is the value of the field new_id.
-const filled = (text, values, encode = String) => text?.replace(/\{(\w+)\}/g, (all, name) => (name in values ? encode(values[name]) : all));
+const filled = (text, values, encode = String) => text?.replace(/\{(\w+)\}/g, (all, name, at) => (name in values ? encode(values[name], at) : all));
+
+// In the path of an address, an id of dots has a tilde in front, as in operations/segments.py.
+const address = (text, values) => filled(text, values, (value, at) =>
+  (/^~*\.\.?$/.test(value) && !text.slice(0, at).includes("?") ? "~" : "") + encodeURIComponent(value));
 
 async function send(form) {
   const change = JSON.parse(form.dataset.change);
@@ -61,11 +65,11 @@ async function send(form) {
   const done = {
     text: filled(change.done, texts),
     back: change.back,
-    url: filled(change.back_url, texts, encodeURIComponent),
+    url: address(change.back_url, texts),
     button: change.back_button,
   };
   sessionStorage.setItem(KEY, JSON.stringify(done));
-  const next = filled(change.next, texts, encodeURIComponent);
+  const next = address(change.next, texts);
   if (new URL(next, location.href).href === location.href) location.reload();
   else location.assign(next);
 }
