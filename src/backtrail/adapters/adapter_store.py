@@ -60,4 +60,4 @@ class AdapterStore:
 def missing_extra(extra: str, error: ImportError) -> ImportError:
     """Return the error of an adapter whose framework is not installed."""
     text = f"backtrail.adapters.{extra} needs {error.name or extra}, which is not installed"
-    return ImportError(f"{text}: pip install 'backtrail[{extra}]'", name=error.name)
+    return ImportError(f"{text}: pip install 'backtrail[{extra.replace('_', '-')}]'", name=error.name)
