@@ -41,6 +41,7 @@ test: $(TEST)
 
 test-frameworks: $(TEST) $(BENCH)
 	$(PY) tools/test_frameworks.py
+	$(PY) -m pytest -m torture -q -s tests/adapters/test_adk.py
 
 lint: $(LINT)
 	$(PY) -m ruff check .
