@@ -22,7 +22,7 @@ from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
 from google.adk.sessions.state import State
 
-from backtrail.adapters.adapter_store import AdapterStore
+from backtrail.adapters.adapter_store import AdapterStore, RecentThreads
 from backtrail.adapters.adk.events import Deltas, SessionKey, event_data, event_of, events_among, joined_id, json_state
 from backtrail.conversations.models import Conversation, Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
@@ -56,6 +56,9 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         if (source is None) == (uri is None):
             raise Invalid("give either a store (or its URL) or uri=", code="invalid.argument")
         self._adapter_store = AdapterStore(uri.removeprefix(_SCHEME) if uri is not None else source)  # type: ignore[arg-type]
+        sync = self._adapter_store.sync
+        self._threads = RecentThreads(lambda name, agent: sync.conversations.thread(name, agent_id=agent))
+        self._states = RecentThreads(lambda name, agent: sync.thread(name, agent=agent))
 
     # -- the framework's interface ----------------------------------------------------------------------
 
@@ -161,10 +164,10 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         return self._adapter_store.sync
 
     def _thread(self, key: SessionKey) -> Thread[Any]:
-        return self._store.conversations.thread(key.conversation_id, agent_id=key.app_name)
+        return self._threads(key.conversation_id, key.app_name)
 
     def _state_thread(self, thread_id: str, app_name: str) -> Thread[Any]:
-        return self._store.thread(thread_id, agent=app_name)
+        return self._states(thread_id, app_name)
 
     def _get(self, key: SessionKey, config: GetSessionConfig | None) -> Session | None:
         head = self._thread(key).latest()
@@ -190,7 +193,7 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         sessions = []
         for start in (prefix, "adk~"):
             for info in self._store.conversations.list(app_name, prefix=start):
-                head = self._store.conversations.thread(info.id).latest()
+                head = self._threads(info.id, app_name).latest()
                 session = None if head is None else self._session(head, [])
                 if session is not None and session.app_name == app_name and user_id in (None, session.user_id):
                     sessions.append(session)

@@ -38,7 +38,7 @@ from langgraph.store.base import (
 )
 from langgraph.store.base import validate_op_namespace as check_namespace
 
-from backtrail.adapters.adapter_store import AdapterStore
+from backtrail.adapters.adapter_store import AdapterStore, RecentThreads
 from backtrail.adapters.langgraph import store_items
 from backtrail.adapters.langgraph.store_items import StoredItem
 from backtrail.adapters.plain_values import plain_data
@@ -108,6 +108,9 @@ class BacktrailStore(BaseStore):
     ) -> None:
         self._adapter_store = AdapterStore(source)
         self._agent = None if agent is None else check_id(agent, "an agent's id")
+        sync = self._adapter_store.sync
+        self._threads = RecentThreads(partial(sync.thread, agent=self._agent))
+        self._refreshes = RecentThreads(partial(sync.thread, agent=self._agent, aside=True))
         self.index_config = index
         self.ttl_config = ttl
         self.embeddings = ensure_embeddings(index["embed"]) if index else None
@@ -156,7 +159,7 @@ class BacktrailStore(BaseStore):
     def thread(self, namespace: tuple[str, ...]) -> Thread[Any]:
         """Return a handle of the thread of a namespace: `history`, `diff`, `rewind`, `undo`, `watch` ..."""
         check_namespace(GetOp(namespace, ""))
-        return self._adapter_store.sync.thread(store_items.thread_id(namespace), agent=self._agent)
+        return self._threads(store_items.thread_id(namespace))
 
     def history(self, namespace: tuple[str, ...], key: str, *, limit: int | None = None) -> list[ItemVersion]:
         """Return the versions of an item, newest first. A deletion is a version, too."""
@@ -365,7 +368,7 @@ class BacktrailStore(BaseStore):
             if cached is not None and cached[0] == head_id:
                 self._cache.move_to_end(thread_id)
                 return cached[1:]
-        head = self._adapter_store.sync.thread(thread_id).latest()
+        head = self._threads(thread_id).latest()
         if head is None:  # deleted meanwhile
             return (), {}
         state = head.state
@@ -427,7 +430,7 @@ class BacktrailStore(BaseStore):
     # -- expiry -------------------------------------------------------------------------------------------
 
     def _refresh_thread(self, namespace: tuple[str, ...]) -> Thread[Any]:
-        return self._adapter_store.sync.thread(store_items.thread_id(namespace), agent=self._agent, aside=True)
+        return self._refreshes(store_items.thread_id(namespace))
 
     def _alive(self, items: list[StoredItem]) -> list[StoredItem]:
         """Return the items without those whose time is over, if the settings say that reads leave them out."""
@@ -446,12 +449,12 @@ class BacktrailStore(BaseStore):
 
     def _refresh(self, items: list[StoredItem]) -> None:
         """Put the expiry of items off that were read."""
-        expiring = [each for each in items if "expires" in each.data]
         present = now()
+        expiring = [each for each in items if "expires" in each.data and _is_old(each, each.data["expires"], present)]
         later: dict[tuple[str, ...], dict[str, Any]] = {}
         for each, expires in zip(expiring, self._expiries(expiring), strict=True):
             lifetime = dt.timedelta(minutes=each.data["ttl"])
-            if expires is not None and present + lifetime - expires > lifetime / _OFTEN:
+            if expires is not None and _is_old(each, expires, present):
                 later.setdefault(each.namespace, {})[each.key] = [each.updated_at, present + lifetime]
         for namespace, times in later.items():
             self._refresh_thread(namespace).edit(partial(_note, times))
@@ -597,6 +600,12 @@ def _expiry(stored: StoredItem, refreshed: dict[str, Any]) -> dt.datetime | None
     expires: dt.datetime | None = stored.data.get("expires")
     put_at, later = refreshed.get(stored.key, (None, None))
     return later if expires is not None and put_at == stored.updated_at else expires
+
+
+def _is_old(stored: StoredItem, expires: dt.datetime, present: dt.datetime) -> bool:
+    """Tell whether putting the expiry off is worth a write."""
+    lifetime = dt.timedelta(minutes=stored.data["ttl"])
+    return present + lifetime - expires > lifetime / _OFTEN
 
 
 def _note(times: dict[str, Any], editor: Editor) -> None:

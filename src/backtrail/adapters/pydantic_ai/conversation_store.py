@@ -22,7 +22,7 @@ from pydantic_ai.conversation_store import (
     ConversationStore,
 )
 
-from backtrail.adapters.adapter_store import AdapterStore
+from backtrail.adapters.adapter_store import AdapterStore, RecentThreads
 from backtrail.adapters.pydantic_ai.entries import FORMAT, entries_of, message_data, record_of, record_text
 from backtrail.adapters.pydantic_ai.step_saver import StepSaver
 from backtrail.conversations.models import Conversation, Message
@@ -61,6 +61,7 @@ class BacktrailConversationStore(ConversationStore):
         self.agent = check_id(agent, "an agent's id")
         self._adapter_store = AdapterStore(source)
         self._conversations = self._adapter_store.sync.conversations
+        self._threads = RecentThreads(partial(self._conversations.thread, agent_id=self.agent))
         self._places: OrderedDict[str, str] = OrderedDict()
         """The conversation that had an entry; the ones used last come last."""
         self._lock = threading.Lock()
@@ -149,7 +150,7 @@ class BacktrailConversationStore(ConversationStore):
     # -- reading ------------------------------------------------------------------------------------------
 
     def _thread(self, conversation_id: str) -> Thread[Any]:
-        return self._conversations.thread(check_id(conversation_id, "a conversation's id"), agent_id=self.agent)
+        return self._threads(check_id(conversation_id, "a conversation's id"))
 
     def _stored_record(self, thread: Thread[Any]) -> ConversationRecord | None:
         head = thread.latest()
