@@ -131,7 +131,9 @@ class BacktrailStore(BaseStore):
         embedded = self.embeddings.embed_documents(texts) if self.embeddings and texts else []
         asked = {query: self.embeddings.embed_query(query) for query in queries} if self.embeddings else {}
         puts = self._puts(listed, dict(zip(texts, embedded, strict=True)))
-        results = self._read(listed, asked)
+        read: list[StoredItem] = []
+        results = self._read(listed, asked, read)
+        self._refresh(read)
         self._write(puts)
         return results
 
@@ -143,8 +145,11 @@ class BacktrailStore(BaseStore):
         asked = {query: await self.embeddings.aembed_query(query) for query in queries} if self.embeddings else {}
         puts = self._puts(listed, dict(zip(texts, embedded, strict=True)))
         results: list[Result] = [None] * len(listed)
+        read: list[StoredItem] = []
         if not all(isinstance(op, PutOp) for op in listed):
-            results = await self._adapter_store.read(partial(self._read, listed, asked))
+            results = await self._adapter_store.read(partial(self._read, listed, asked, read))
+        if any("expires" in each.data for each in read):
+            await self._adapter_store.write(partial(self._refresh, read), [], surely=True)  # in a group with others
         if puts:
             await self._adapter_store.write(partial(self._write, puts), [put.value for put in puts], surely=True)
         return results
@@ -303,17 +308,18 @@ class BacktrailStore(BaseStore):
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def _read(self, ops: list[Op], asked: dict[str, list[float]]) -> list[Result]:
-        return [self._result(op, asked) for op in ops]
+    def _read(self, ops: list[Op], asked: dict[str, list[float]], read: list[StoredItem]) -> list[Result]:
+        """Return the results of operations. `read` gets the items whose expiry they put off."""
+        return [self._result(op, asked, read) for op in ops]
 
-    def _result(self, op: Op, asked: dict[str, list[float]]) -> Result:
+    def _result(self, op: Op, asked: dict[str, list[float]], read: list[StoredItem]) -> Result:
         if isinstance(op, GetOp):
-            return self._get(op)
+            return self._get(op, read)
         if isinstance(op, SearchOp):
-            return self._search(op, asked)
+            return self._search(op, asked, read)
         return self._list(op) if isinstance(op, ListNamespacesOp) else None
 
-    def _get(self, op: GetOp) -> Item | None:
+    def _get(self, op: GetOp, read: list[StoredItem]) -> Item | None:
         head = self.thread(op.namespace).latest()
         data = None if head is None else head.get((_ITEMS, op.key))
         if data is None:
@@ -321,11 +327,11 @@ class BacktrailStore(BaseStore):
         stored = StoredItem(op.namespace, op.key, data)
         if self._alive([stored]):
             if op.refresh_ttl:
-                self._refresh([stored])
+                read.append(stored)
             return _item(stored, copy=False)
         return None
 
-    def _search(self, op: SearchOp, asked: dict[str, list[float]]) -> list[SearchItem]:
+    def _search(self, op: SearchOp, asked: dict[str, list[float]], read: list[StoredItem]) -> list[SearchItem]:
         found = []
         for _, namespace, items in self._namespaces(op.namespace_prefix):
             stored = (StoredItem(namespace, key, data) for key, data in items.items())
@@ -337,7 +343,7 @@ class BacktrailStore(BaseStore):
         order = sorted(range(len(found)), key=lambda at: _rank(scores.get(at)))
         chosen = order[op.offset : op.offset + op.limit]
         if op.refresh_ttl:
-            self._refresh([found[at] for at in chosen])
+            read += [found[at] for at in chosen]
         return [_search_item(found[at], scores.get(at)) for at in chosen]
 
     def _list(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
