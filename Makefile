@@ -17,12 +17,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile all of the package again where Python is told to keep nothing.
 test torture: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint bench bench-peers torture format aio cli-docs clean
+.PHONY: help demo test test-frameworks lint bench bench-peers torture format aio cli-docs clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo      install backtrail into .venv and show what it does"
 	@echo "make test      run the tests (ARGS='-k fork' passes options to pytest)"
+	@echo "make test-frameworks  the frameworks' own tests with our classes in the place of theirs (downloads them; minutes)"
 	@echo "make lint      ruff, mypy, the layers, and the page of the command line"
 	@echo "make format    let ruff put the code in form"
 	@echo "make aio       make backtrail.aio from the synchronous code again"
@@ -38,6 +39,10 @@ demo: $(CORE)
 # Three workers for two cores: a third of the time a test waits for a server, another process or a lease.
 test: $(TEST)
 	$(PY) -m pytest -n 3 --dist worksteal $(ARGS)
+
+test-frameworks: $(TEST) $(BENCH)
+	$(PY) tools/test_frameworks.py
+	$(PY) -m pytest -m torture -q -s tests/adapters/test_adk.py
 
 lint: $(LINT)
 	$(PY) -m ruff check .

@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(backtrail.__file__).resolve().parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEMO = ROOT / "examples" / "demo"
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+ELSEWHERE = {"adk.md", "adk_session.py"}
+"""Run in an environment of their own: tests/adapters/test_adk.py."""
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in ELSEWHERE]
 LANGUAGES = {"python", "text", "console", "json", "mermaid", "sql"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
 
@@ -101,7 +103,7 @@ def nothing_is_left_of_a_page(request):
         server().execute("DROP SCHEMA IF EXISTS trips CASCADE; DROP ROLE IF EXISTS trips_agent, trips_reader")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ELSEWHERE], ids=lambda page: page.name)
 def test_every_python_block_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
     for block, printed, shown in run(page, tmp_path, monkeypatch):
         assert printed == shown, f"{page.name}, line {block.line}"

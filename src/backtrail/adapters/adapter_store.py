@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from backtrail import aio
@@ -13,6 +15,8 @@ from backtrail.store import open as open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from backtrail.thread import Thread
 
 T = TypeVar("T")
 StoreSource: TypeAlias = "Store | aio.Store | str | os.PathLike[str]"
@@ -57,7 +61,28 @@ class AdapterStore:
             await self.aio.close()
 
 
+class RecentThreads:
+    """Handles of the threads that were used last. A handle knows its last write, so the next call need not read it."""
+
+    def __init__(self, make: Callable[..., Thread[Any]], limit: int = 128) -> None:
+        self._make = make
+        self._limit = limit
+        self._handles: OrderedDict[tuple[str, ...], Thread[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, *key: str) -> Thread[Any]:
+        """Return a handle of a thread: the arguments are those of `make`."""
+        with self._lock:
+            handle = self._handles.get(key)
+            if handle is None:
+                handle = self._handles[key] = self._make(*key)
+            self._handles.move_to_end(key)
+            if len(self._handles) > self._limit:
+                self._handles.popitem(last=False)
+        return handle
+
+
 def missing_extra(extra: str, error: ImportError) -> ImportError:
     """Return the error of an adapter whose framework is not installed."""
     text = f"backtrail.adapters.{extra} needs {error.name or extra}, which is not installed"
-    return ImportError(f"{text}: pip install 'backtrail[{extra}]'", name=error.name)
+    return ImportError(f"{text}: pip install 'backtrail[{extra.replace('_', '-')}]'", name=error.name)

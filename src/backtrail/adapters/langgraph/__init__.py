@@ -4,6 +4,8 @@ Each namespace of a graph's thread is an ordinary backtrail thread, whose state 
 is the guide.
 
     saver            `BacktrailSaver`: LangGraph's interface, synchronous and asynchronous
+    store            `BacktrailStore`: LangGraph's long-term memory
+    store_items      the items of that memory: filters, vectors, the threads of namespaces
     config           the namespace, checkpoint and read that a LangGraph config names
     graph_threads    the checkpoints of a graph's threads, found by id and in history
     headers          a checkpoint without its channel values: the metadata of a row
@@ -28,5 +30,14 @@ except ImportError as error:
 
 from backtrail.adapters.langgraph.saver import BacktrailSaver
 from backtrail.adapters.langgraph.sqlite_import import DatabaseReport, Skipped, check_database, import_database
+from backtrail.adapters.langgraph.store import BacktrailStore, ItemVersion
 
-__all__ = ["BacktrailSaver", "DatabaseReport", "Skipped", "check_database", "import_database"]
+__all__ = [
+    "BacktrailSaver",
+    "BacktrailStore",
+    "DatabaseReport",
+    "ItemVersion",
+    "Skipped",
+    "check_database",
+    "import_database",
+]
