@@ -24,6 +24,7 @@ LINES = {
     "show": "show trip",
     "diff": "diff trip",
     "search": "search lisbon",
+    "activity": "activity",
     "watch": "watch trip --timeout 0s",
     "threads": "threads",
     "agents": "agents",

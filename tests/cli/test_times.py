@@ -68,7 +68,7 @@ def test_an_empty_time_is_said_so(trip_store):
 
 def test_activity_shows_all_kinds_newest_first(trip_store):
     rows = good("activity", "--jsonl").rows
-    assert [row["thread_kind"] for row in rows[:5]] == ["conversation", "run", "run", "thread", "agent"]
+    assert [row["of"] for row in rows[:5]] == ["conversation", "run", "run", "thread", "agent"]
     assert sorted((row["created_at"] for row in rows), reverse=True) == [row["created_at"] for row in rows]
     assert {row["thread_id"] for row in good("activity", "--kind", "thread", "--jsonl").rows} == {"trip", "trip-cheap"}
     first = good("activity", "-n", 1)

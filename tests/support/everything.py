@@ -112,6 +112,8 @@ def commands(text):
         ["runs", "--agent", text("none")],
         ["search", "lisbon"],
         ["search", "nothing here"],
+        ["activity"],
+        ["activity", "--since", "1s"],
         ["stats"],
         ["where"],
         ["serve", "--dry-run", "--token", "a-secret-token"],

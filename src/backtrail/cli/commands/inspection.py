@@ -429,7 +429,7 @@ def activity(
         listed = store.activity(agent=agent, kind=kind, since=since, until=until)
         shown, more = first_items(listed, rows)
         if not out.human:
-            out.values({**checkpoint_data(each), "thread_kind": each.thread_kind} for each in shown)
+            out.values({**checkpoint_data(each), "of": each.thread_kind} for each in shown)
         else:
             out.table(
                 (
