@@ -102,7 +102,7 @@ def highlights(machine: dict[str, Any], results: dict[str, Result]) -> str:
         f"- {words}: {number(figure.value)} times as long."
         for start, words in SHOWN.items()
         for figure in figures
-        if figure.name.startswith(start)
+        if figure.name.startswith(start) and not figure.name.endswith(": CPU")
     ]
     return "\n".join(
         [*lines, "", f"From `make bench` of {machine['date'][:10]}; ratios of wall times, messages of 1 KB.", "", END]

@@ -734,5 +734,6 @@ def test_readme_shows_the_committed_figures():
     run = json.loads((ROOT / "bench" / "results.json").read_text())
     text = (ROOT / "README.md").read_text()
     for start, words in report.SHOWN.items():
-        [figure] = [figure for figure in run["figures"] if figure["name"].startswith(start)]
+        named = [figure for figure in run["figures"] if figure["name"].startswith(start)]
+        [figure] = [figure for figure in named if not figure["name"].endswith(": CPU")]
         assert f"- {words}: {report.number(figure['value'])} times as long." in text
