@@ -127,7 +127,8 @@ class Plain:
     def __call__(self, value):
         if isinstance(value, dict):
             return {
-                key: bool(each) if key.endswith("cursor") else self(each)
+                # a time takes two bytes less if its microseconds are few, so sizes differ by chance
+                key: bool(each) if key.endswith("cursor") or key == "size_bytes" else self(each)
                 for key, each in value.items()
                 if key not in CHUNKS
             }
