@@ -128,7 +128,7 @@ class Plain:
         if isinstance(value, dict):
             return {
                 # a time takes two bytes less if its microseconds are few, so sizes differ by chance
-                key: bool(each) if key.endswith("cursor") or key == "size_bytes" else self(each)
+                key: bool(each) if key.endswith(("cursor", "bytes")) or key == "size" else self(each)
                 for key, each in value.items()
                 if key not in CHUNKS
             }
