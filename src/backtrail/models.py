@@ -175,7 +175,7 @@ class Saved:
 
     @classmethod
     def of(cls, other: object) -> Saved:
-        """Return a copy of a `Saved`. Any other value gives an empty one: `dataclasses.replace` may pass a dict."""
+        """Return a copy of a `Saved`; for any other value, such as a dict from `dataclasses.asdict`, an empty one."""
         return Saved(other.head if isinstance(other, Saved) else None)
 
 

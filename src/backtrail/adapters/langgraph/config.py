@@ -155,7 +155,7 @@ def configurable(config: Any) -> Mapping[str, Any]:
 
 
 def checked_thread_id(thread_id: Any) -> str:
-    """Return a thread id as a string; `Invalid` if it is missing, empty or too long."""
+    """Return a thread id as a string; `Invalid` if it is missing or empty."""
     if thread_id is None or thread_id == "":
         raise Invalid(
             'the config names no thread: pass {"configurable": {"thread_id": "..."}}', code="invalid.argument"

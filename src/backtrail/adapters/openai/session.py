@@ -238,7 +238,7 @@ class BacktrailSession(Session):
 
     def _read_items(self, limit: int | None) -> list[Item]:
         handle = self._messages
-        tip = handle._tip()  # noqa: SLF001 - `latest` without the tags, which nobody reads
+        tip = handle._tip()  # noqa: SLF001 - `latest` without reading the tags
         if tip is None or tip.head is None:
             return []
         head = handle._checkpoint(tip, tip.head, tags=())  # noqa: SLF001 - as above
