@@ -76,6 +76,9 @@ def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
             except apsw.ConstraintError as error:
                 _refuse(connection, key, error)
             return ()
+        if _is_row_after(batch):
+            _append_after(connection, batch)
+            return ()
         connection.execute("BEGIN IMMEDIATE")
         _check(connection, batch)
         numbers = _write(connection, batch)
@@ -89,6 +92,23 @@ def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
             raise
         return there
     return numbers
+
+
+def _is_row_after(batch: Batch) -> bool:
+    """Tell whether the batch is a single row that requires one newest row, like a checkpoint of a run."""
+    return len(batch.newest) == 1 and batch.newest[0][1] > 0 and is_one_row(batch._replace(newest=()))
+
+
+def _append_after(connection: apsw.Connection, batch: Batch) -> None:
+    ((thread, row),) = batch.rows
+    (required,) = batch.newest
+    key, required_key = key_of(thread, row.seq), key_of(*required)
+    try:
+        end(connection, batch, SQL["append_row_if_newest"], (*row_columns(key, row), required_key))
+    except apsw.ConstraintError as error:
+        if not connection.execute(SQL["is_newest"], (required_key,)).get:
+            raise Stale from error
+        _refuse(connection, key, error)
 
 
 def _take(connection: apsw.Connection, batch: Batch) -> tuple[tuple[int, ...], bool]:

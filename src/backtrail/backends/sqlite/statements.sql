@@ -148,6 +148,13 @@ INSERT INTO row (key, {fields}, payload, hidden)
 VALUES (?1, CASE WHEN {last_key} = ?1 - 1 THEN ?2 END, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16,
         ?17, ?18, ?19, coalesce(?20, x''), ?21)
 
+-- name: append_row_if_newest
+-- The same, if also the row with the key ?22 is the newest of its thread.
+INSERT INTO row (key, {fields}, payload, hidden)
+VALUES (?1, CASE WHEN {last_key} = ?1 - 1 AND ?22 = (
+        SELECT max(key) FROM row WHERE key BETWEEN ?22 & ~4294967295 AND ?22 | 4294967295) THEN ?2 END,
+        ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, coalesce(?20, x''), ?21)
+
 -- name: append_row_after_gap
 INSERT INTO row (key, {fields}, payload, hidden)
 VALUES (?1, CASE WHEN {last_key} < ?1 THEN ?2 END, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16,
