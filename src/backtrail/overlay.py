@@ -41,6 +41,7 @@ class Overlay:
         self._spare: dict[bytes, Callable[[], bytes]] = {}
         self._visible: set[tuple[int, int]] = set()
         self._newest: dict[int, int] = {}
+        self._after: dict[int, bytes] = {}
         self._tagged: dict[tuple[int, int], tuple[str, ...]] = {}
         self._pinned: dict[tuple[int, int], tuple[bytes, ...]] = {}
         self._hidden: set[tuple[int, int]] = set()
@@ -103,6 +104,7 @@ class Overlay:
             pin=tuple((_in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if there),
             unpin=tuple((_in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if not there),
             untouch=tuple((_in_batch(no), seq) for no, seq in self._untouched.items()),
+            after=tuple(self._after.items()),
         )
         while True:
             try:
@@ -143,13 +145,15 @@ class Overlay:
         self._gaps |= batch.gaps
         self._created += batch.threads
         self._renewed.update(own.renew)
+        for no, op_id in batch.after:
+            self._follow(no, op_id)
         for no, row in own.rows:
             self._rows.setdefault(no, []).append(row if row.payload is not None else row._replace(payload=b""))
         self._chunks |= dict(reversed(batch.chunks)) | self._chunks  # the first bytes of a digest win
         self._touched.update(batch.touch)
         self._visible.update(pair for pair in batch.visible if pair not in self._shown and not self._own(*pair))
         for no, seq in batch.newest:
-            self.rely_on(no, seq)
+            self._require_newest(no, seq)
         self._tagged.update(((no, seq), tags) for no, seq, tags in batch.tags if not self._own(no, seq))
         self._pinned.update(((no, seq), holders) for no, seq, holders in batch.pins if not self._own(no, seq))
         self._mark(own)
@@ -175,13 +179,22 @@ class Overlay:
             if no in newest and newest[no].seq == seq:
                 self._untouched[no] = seq
 
-    def rely_on(self, no: int, seq: int) -> None:
-        """Make the end of the transaction fail unless `seq` is still the newest row of the thread in the store.
+    def rely_on(self, no: int, newest: Row) -> None:
+        """Make the end of the transaction fail unless this row is still the newest row of the thread in the store.
 
         Callers use it if they made a decision by reading the thread.
         """
+        self._follow(no, newest.op_id)
+        self._require_newest(no, newest.seq)
+
+    def _require_newest(self, no: int, seq: int) -> None:
         if no >= 0 and no not in self._rows:
             self._newest.setdefault(no, seq)
+
+    def _follow(self, no: int, op_id: bytes) -> None:
+        """Remember the newest row of a thread in the store, as the first write to the thread knew it."""
+        if no >= 0 and no not in self._rows:
+            self._after.setdefault(no, op_id)
 
     def overtaken(self) -> bool:
         """Tell whether another writer wrote to a thread of the transaction, so that its end would raise `Conflict`."""

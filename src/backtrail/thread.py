@@ -724,7 +724,7 @@ class Thread(Handle[S]):
                     actual=actual,
                 )
             if session.overlay is not None:
-                session.overlay.rely_on(tip.record.no, tip.newest.seq)
+                session.overlay.rely_on(tip.record.no, tip.newest)
             return move(session.mover)
 
         return self._moved(self._engine.atomic(work))

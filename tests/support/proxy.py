@@ -107,6 +107,11 @@ class Proxy:
         """Cut all connections and refuse new ones: until `come_back()`, or for so many seconds."""
         self._call(self._leave(seconds))
 
+    def turn_to(self, url):
+        """Cut all connections, and lead new ones to another server."""
+        self._target = conninfo_to_dict(url)
+        self.cut()
+
     def come_back(self):
         self._call(self._listen())
 

@@ -176,8 +176,23 @@ class Server(Running):
         self.stop()
         self.start()
 
+    def freeze(self):
+        """Stop all its processes for a while, until `thaw`."""
+        for process in self._family():
+            process.suspend()
+
+    def thaw(self):
+        for process in self._family():
+            process.resume()
+
+    def _family(self):
+        postmaster = psutil.Process(self._process.pid)
+        return [postmaster, *postmaster.children(recursive=True)]
+
     def remove(self):
         """Stop it for good."""
+        if self._process is not None:
+            self.thaw()
         self.stop(how="QUIT")
         file = self.directory / "postmaster.pid"
         if file.exists():  # it was killed, and left the bit of shared memory that marks the directory as in use
@@ -190,6 +205,20 @@ class Server(Running):
 
     def __exit__(self, *_):
         self.remove()
+
+
+class Standby(Server):
+    """A standby of a server that runs, with a copy of its data; not started yet."""
+
+    def __init__(self, primary, **settings):
+        super().__init__(**settings)
+        shutil.rmtree(self.directory)
+        backup = programs() / "pg_basebackup"
+        run(backup, "-D", self.directory, "-d", primary.tcp_url, "--write-recovery-conf", "--checkpoint=fast")
+
+    def promote(self):
+        """Make it the primary."""
+        assert self.execute("SELECT pg_promote()") == [(True,)]
 
 
 @functools.cache

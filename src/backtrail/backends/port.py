@@ -271,19 +271,25 @@ class Batch(NamedTuple):
     """(thread, seq): the thread becomes untouched if seq is its newest row. Its next row or renewal touches it again.
     `tips` can leave out untouched threads."""
 
+    # A requirement for stores that can lose rows.
+    after: tuple[tuple[int, bytes], ...] = ()
+    """(thread, op_id of its newest row), as the caller knows it, for threads in `rows` and `newest`. A server may lose
+    rows that it has acknowledged, in a failover, and other writers then write other rows with the same seqs. After a
+    lost connection, the backend compares the op_ids; `Stale` if one differs. Other backends ignore them."""
 
-_NO_MORE: Final = Batch()[2:]
-"""The fields of a batch after `threads` and `rows`, all empty."""
+
+_NO_MORE: Final = Batch()[2:-1]
+"""The fields of a batch between `rows` and `after`, all empty."""
 
 
-def one_row(thread: int, row: Row) -> Batch:
-    """Return the batch of a single row, like most batches."""
-    return new_tuple(Batch, ((), ((thread, row),), *_NO_MORE))
+def one_row(thread: int, row: Row, after: bytes) -> Batch:
+    """Return the batch of a single row, like most batches; `after` is the op_id of the row before it."""
+    return new_tuple(Batch, ((), ((thread, row),), *_NO_MORE, ((thread, after),)))
 
 
 def is_one_row(batch: Batch) -> bool:
     """Tell whether the batch is a single row and nothing else."""
-    return batch[2:] == _NO_MORE and len(batch[1]) == 1 and not batch[0]
+    return batch[2:-1] == _NO_MORE and len(batch[1]) == 1 and not batch[0]
 
 
 class Stale(Exception):  # noqa: N818 - an answer, not a failure

@@ -116,7 +116,8 @@ class HeadMover:
         ranges = self._reader.path(record, head)
         row = rows.move(tip, op, head, ranges, undo=undo, redo=redo, at=self._reader.clock())
         row = log.checked(row, record.uid)
-        self._backend.commit(Batch(rows=((record.no, row),), visible=((record.no, head.seq),)))
+        after = ((record.no, tip.newest.op_id),)
+        self._backend.commit(Batch(rows=((record.no, row),), visible=((record.no, head.seq),), after=after))
         return Tip(record, row, head)
 
     # -- deleting ---------------------------------------------------------------------------------

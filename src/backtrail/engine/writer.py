@@ -171,7 +171,7 @@ class LogWriter:
         after_write: Callable[[ThreadRecord], None] | None = None,
         *,
         spare: Callable[[Mapping[bytes, Callable[[], bytes]]], None] | None = None,
-        relied_on: Callable[[int, int], None] | None = None,
+        relied_on: Callable[[int, Row], None] | None = None,
     ) -> None:
         self._reader = reader
         self._backend = reader.backend
@@ -184,7 +184,7 @@ class LogWriter:
         A transaction needs them if gc removes the chunk before the transaction is written.
         """
         self._relied_on = relied_on
-        """Gets the number and the newest seq of a thread whose state made a proposal raise an error."""
+        """Gets the number and the newest row of a thread whose state made a proposal raise an error."""
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class LogWriter:
                 raise
             except Exception as error:  # noqa: BLE001 - raised again
                 if self._relied_on is not None and tip is not None:
-                    self._relied_on(tip.record.no, (tip.before or tip.newest).seq)
+                    self._relied_on(tip.record.no, tip.before or tip.newest)
                 raise Decided(error) from None
             try:
                 return self._save_on(tip, tree, ops, key, meta)
@@ -249,7 +249,7 @@ class LogWriter:
         if tip is not None and tip.before is None and not (stored.chunks or meta.tags or self._retires) and tip.head:
             record = tip.record  # the case of most saves: the batch is one row
             row = rows.checkpoint(tip, record.uid, tree, stored, meta, at)
-            self._backend.commit(one_row(record.no, row))
+            self._backend.commit(one_row(record.no, row, tip.newest.op_id))
         else:
             record, row = self._commit_checkpoint(tip, tree, stored, key, meta, at=at)
         return new_tuple(Tip, (record, row, row, _extended(chain, tree, stored), None, None))
@@ -346,6 +346,7 @@ class LogWriter:
             hide=tuple([(no, seq) for seq in hide]),
             tags=tuple([(no, seq, ()) for seq in hide]),  # if another writer adds a tag meanwhile, the commit fails
             tag=tuple([(no, row.seq, tag) for tag in meta.tags]),
+            after=((no, (tip.before or tip.newest).op_id),) if tip else (),
         )
         row, numbers = self._commit_chunks(batch, row, stored.chunks, no=no, uid=uid)
         record = tip.record if tip else ThreadRecord(numbers[0], *created)

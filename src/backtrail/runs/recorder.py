@@ -214,9 +214,9 @@ class Recorder:
         if tip is None:
             raise Corrupt(f"the journal of run {self.journal.id!r} is gone", code="corrupt.state")
         if session.overlay is not None:
-            session.overlay.rely_on(tip.record.no, tip.newest.seq)
+            session.overlay.rely_on(tip.record.no, tip.newest)
             return session.writer
-        self._guard.required = tip.record.no, tip.newest.seq
+        self._guard.required = tip.record.no, tip.newest
         return self._guard.writer
 
     def renew(self, term: list[Any]) -> None:
@@ -314,8 +314,8 @@ class Fence:
 
     def __init__(self, reader: LogReader) -> None:
         self._backend = reader.backend
-        self.required = 0, 0
-        """The number of the journal's thread, and the seq of the row."""
+        self.required: tuple[int, Row]
+        """The number of the journal's thread, and its row."""
         fenced = LogReader(cast("LogStore", self), reader.types, reader.options, reader.clock)
         fenced.cache, fenced.examined, fenced.deltas = reader.cache, reader.examined, reader.deltas
         self.writer = LogWriter(fenced)
@@ -325,12 +325,13 @@ class Fence:
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         """Commit the batch; `Conflict` if the journal has a newer row."""
-        thread, seq = self.required
+        thread, row = self.required
+        newest, after = (*batch.newest, (thread, row.seq)), (*batch.after, (thread, row.op_id))
         try:
-            return self._backend.commit(batch._replace(newest=(*batch.newest, self.required)))
+            return self._backend.commit(batch._replace(newest=newest, after=after))
         except Stale:
-            newest = self._backend.newest(thread)
-            if newest is not None and newest.seq == seq:
+            there = self._backend.newest(thread)
+            if there is not None and there.op_id == row.op_id:
                 raise  # the thread of the checkpoints has a newer row
             raise Conflict("another writer wrote to the journal of this run", code="conflict.stale") from None
 
@@ -710,7 +711,7 @@ class CheckpointThread(Handle[Any]):
         """Make the end of the transaction fail if another worker adds a checkpoint, or a user moves the run."""
         tip = session.reader.tip(SPACE, self.id)
         if tip is not None and session.overlay is not None:
-            session.overlay.rely_on(tip.record.no, tip.newest.seq)
+            session.overlay.rely_on(tip.record.no, tip.newest)
 
     def forget(self) -> None:
         """Forget the last checkpoint, so that the next one is written whole."""

@@ -151,7 +151,7 @@ def test_writes_whose_replies_are_lost_happen_once(store, proxy, direct, kind, c
     assert len(fired) == count
     assert not any(fired_.failed for fired_ in fired)
     if kind == SWALLOW:
-        assert {fired_.status for fired_ in fired} == {"I"}  # all of them were committed
+        assert fired[0].status == "I"  # it was committed; after a lost reply, later writes may take several statements
     deeds.check(direct)
 
 

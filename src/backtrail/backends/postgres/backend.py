@@ -71,8 +71,9 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
         target = read_url(url)
         super().__init__(target.shown, read_only=read_only)
         self._sql = Statements(name, durable=durability == "full")
-        self._pool = Pool(target.options, target.shown, size=target.pool_size, patience=patience)
-        self._writer = CommitWriter(self._sql, durable=durability == "full")
+        options = target.options if read_only else {"target_session_attrs": "read-write", **target.options}
+        self._pool = Pool(options, target.shown, size=target.pool_size, patience=patience)
+        self._writer = CommitWriter(self._sql, self._pool, durable=durability == "full")
         self._search = TextIndex(self._sql)
         self._snapshot: Snapshot | None = None
         self._ranges: dict[tuple[bool, bool, bool, bool], Statement] = {}

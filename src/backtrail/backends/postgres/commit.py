@@ -13,6 +13,11 @@ the next statement does.
 A batch is recognised by the uids of its threads and the op_ids of its rows, so repeating it after a lost reply is a
 success. If the first attempt is still running, the second waits for it: both update the same thread.
 
+A server may lose rows that it has acknowledged (a failover to a standby without them), and other rows may get their
+numbers. So after a lost connection, a write also requires the op_ids in `Batch.after`. And a batch that is found in the
+store, because an earlier attempt got no reply, may have reached only this server. A transaction then writes a message
+to the WAL: its COMMIT waits for the synchronous standbys, and so for everything before it.
+
 A group is one transaction, which its first write begins. Each commit in it is accepted or refused separately: a refused
 commit has written nothing, and a failed one is rolled back to a savepoint. If other writers hold a lock that it needs,
 or the connection is lost, the whole group is rolled back: `Undone`. A group does not wait for locks: it locks several
@@ -62,8 +67,9 @@ _WIDTH: Final = len(Row._fields)
 class CommitWriter:
     """Writes batches and rewritten rows through a session."""
 
-    def __init__(self, sql: Statements, *, durable: bool) -> None:
+    def __init__(self, sql: Statements, pool: Pool, *, durable: bool) -> None:
         self._sql = sql
+        self._pool = pool
         self._durable = durable
 
     def write(self, session: PgSession, batch: Batch, *, alone: bool) -> tuple[int, ...]:
@@ -71,11 +77,15 @@ class CommitWriter:
 
         `alone`: no transaction is open, so the batch gets its own.
         """
+        compares = bool(self._pool.losses and batch.after)
         if is_one_row(batch):
-            self._append_row(session, *batch.rows[0])
+            self._append_row(session, *batch.rows[0], batch.after[0][1] if compares else None)
             return ()
-        if _weight(batch) <= PIECE and not batch.gaps and not batch.tags:
-            return self._write_piece(session, batch)[0]
+        if _weight(batch) <= PIECE and not batch.gaps and not batch.tags and not compares:
+            numbers, already = self._write_piece(session, batch)
+            if already:
+                self.settle(session)
+            return numbers
         if not alone:
             return self._write_steps(session, batch)
         session.script("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -89,13 +99,21 @@ class CommitWriter:
 
     def _write_steps(self, session: PgSession, batch: Batch) -> tuple[int, ...]:
         """Write a batch that takes more than one statement, in the open transaction; return its new thread numbers."""
+        if self._pool.losses and batch.after and not self._follows(session, batch):
+            committed = self._committed(session, batch)
+            if committed is None:
+                raise Stale
+            self.settle(session)
+            return committed
         if batch.gaps:
             numbers, already = self._write_sparse(session, batch)
         elif _weight(batch) > PIECE:
             numbers, already = self._write_pieces(session, batch)
         else:
             numbers, already = self._write_piece(session, batch)
-        if not already and batch.tags:
+        if already:
+            self.settle(session)
+        elif batch.tags:
             tags: dict[tuple[int, int], list[str]] = {}
             for no, seq, tag in session.run(self._sql["tags_of_rows"], _columns(batch.tags, 3)[:2]):
                 tags.setdefault((no, seq), []).append(text_of(tag))
@@ -103,12 +121,27 @@ class CommitWriter:
                 raise Stale
         return numbers
 
-    def _append_row(self, session: PgSession, thread: int, row: Row) -> None:
+    def _follows(self, session: PgSession, batch: Batch) -> bool:
+        """Lock the threads of `batch.after`, and tell whether their newest rows have these op_ids."""
+        threads = [no for no, _ in batch.after]
+        session.run(self._sql["lock_threads"], (threads,))
+        stored = dict(session.run(self._sql["newest_op_ids"], (threads,)))
+        return all(stored.get(no) == op_id for no, op_id in batch.after)
+
+    def settle(self, session: PgSession) -> None:
+        """Wait until all earlier commits are as durable as their own replies would have told."""
+        session.run(self._sql["settle"])
+
+    def _append_row(self, session: PgSession, thread: int, row: Row, after: bytes | None) -> None:
         _check_sizes((row.payload,))
-        if not session.count(self._sql["append_row"], (thread, *_values(row))) and not self.has_row(
-            session, thread, row
-        ):
-            raise Stale
+        if after is None:
+            count = session.count(self._sql["append_row"], (thread, *_values(row)))
+        else:
+            count = session.count(self._sql["append_row_after"], (thread, *_values(row), after))
+        if not count:
+            if not self.has_row(session, thread, row):
+                raise Stale
+            self.settle(session)
 
     def _append_rows(self, session: PgSession, rows: Sequence[tuple[int, Row]]) -> None:
         """Append rows to their threads; their seqs may leave gaps. `Stale` if a seq is not above the newest."""
@@ -417,7 +450,10 @@ class PostgresGroup:
 
         def look(session: PgSession) -> bool:
             session.run(self._sql["wait_for_group"], (self._lock,))
-            return self._last_row is not None and self._writer.has_row(session, *self._last_row)
+            if self._last_row is None or not self._writer.has_row(session, *self._last_row):
+                return False
+            self._writer.settle(session)
+            return True
 
         return self._pool.do(look, doubt=doubt)
 

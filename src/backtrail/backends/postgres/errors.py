@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 AGAIN: Final = "BT001"
 """The SQLSTATE that our own functions raise if another writer was first between a read and a write."""
 
-# The server shuts down, starts, or has closed the connection.
-_AWAY: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+# The server shuts down, starts, has closed the connection, or has become a standby.
+_AWAY: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "25006"})
 # Two transactions conflicted; or a pooler has mixed up sessions in the middle of a transaction.
 _IN_THE_WAY: Final = frozenset({"40001", "40P01", AGAIN, "26000", "42P05"})
 # A value is invalid: other writes are not affected.
@@ -28,6 +28,7 @@ _BUSY: Final = "53300"
 _REFUSALS: Final = (
     (re.compile(r"authentication failed|no password supplied|pg_hba\.conf|role .* does not exist|to log in"), "28000"),
     (re.compile(r"database .* does not exist"), "3D000"),
+    (re.compile(r"session is read-only|server is in hot standby mode"), "25006"),
     (re.compile(r"too many clients|too many connections|connection slots"), _BUSY),
 )
 

@@ -65,6 +65,8 @@ class Pool:
         self._patience = patience
         self._no_prepare = threading.Event()
         self._closed = False
+        self.losses = 0
+        """How many connections were lost: the server of the next one may lack what this process knows."""
         self._begin()
 
     def _begin(self) -> None:
@@ -198,6 +200,7 @@ class Pool:
         if session.is_idle and not self._closed:
             self._free.append(session)
         else:
+            self.losses += session.is_lost
             self._close(session)
             if not self._closed:
                 self._close_free()

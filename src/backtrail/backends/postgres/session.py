@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
+READ_ONLY: Final = "25006"
+"""The SQLSTATE of a write that the server refuses because it is a standby."""
 REPLY_SECONDS: Final = 60.0
 """If the server is silent for this many seconds, the connection counts as lost."""
 
@@ -134,7 +136,7 @@ class PgSession:
     def __init__(self, connection: psycopg.Connection[Any], unnamed: threading.Event) -> None:
         self.connection = connection
         self.whole = True
-        """Whether the reply to the last statement was read completely."""
+        """Whether the reply to the last statement was read completely, and the server accepts writes."""
         self._pg = connection.pgconn
         self._unnamed = unnamed
         self._prepared: set[bytes] = set()
@@ -145,6 +147,11 @@ class PgSession:
     def is_idle(self) -> bool:
         """Whether no transaction is open, and the session waits for no reply."""
         return self.whole and self._pg.transaction_status == pq.TransactionStatus.IDLE
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is closed, the server did not reply, or it no longer accepts writes."""
+        return not self.whole or self._pg.transaction_status == pq.TransactionStatus.UNKNOWN
 
     def run(
         self, statement: Statement, values: Sequence[Any] = (), *, seconds: float | None = REPLY_SECONDS
@@ -200,7 +207,9 @@ class PgSession:
         self.whole = True
         for result in results:
             if result.status not in _FINE:
-                raise psycopg.errors.error_from_result(result)
+                error = psycopg.errors.error_from_result(result)
+                self.whole = error.sqlstate != READ_ONLY  # the primary has become a standby
+                raise error
         return results[-1]
 
     def _results(self, seconds: float | None) -> list[PGresult]:

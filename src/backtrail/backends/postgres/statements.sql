@@ -148,6 +148,16 @@ WITH turn AS (
 INSERT INTO {schema}.row (thread, {fields})
 SELECT no, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22 FROM turn
 
+-- name: append_row_after (bigint, row, bytea)
+-- The same, if the newest row has the op_id $23.
+WITH turn AS (
+    UPDATE {schema}.thread SET newest = $2, updated_at = $12, second = $12 / 1000000, alive = $6 > 0, dirty = true
+    WHERE no = $1 AND newest = $2 - 1
+        AND EXISTS (SELECT FROM {schema}.row r WHERE r.thread = $1 AND r.seq = $2 - 1 AND r.op_id = $23)
+    RETURNING no, {schema}.durable_1({durable}))
+INSERT INTO {schema}.row (thread, {fields})
+SELECT no, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22 FROM turn
+
 -- name: append_rows_after_gap (bigint, bigint, bigint, bigint, bigint, row[])
 -- $2 is the seq of the first row; $3 to $5 are the seq, the time and the head of the last.
 WITH turn AS (
@@ -158,6 +168,17 @@ SELECT no, unnest($6), unnest($7), unnest($8), unnest($9), unnest($10), unnest($
     unnest($14), unnest($15), unnest($16), unnest($17), unnest($18), unnest($19), unnest($20), unnest($21),
     unnest($22), unnest($23), unnest($24), unnest($25), unnest($26)
 FROM turn
+
+-- name: lock_threads (bigint[])
+-- Waits for writers of these threads.
+SELECT no FROM {schema}.thread WHERE no = ANY ($1) ORDER BY no FOR NO KEY UPDATE
+
+-- name: newest_op_ids (bigint[])
+SELECT t.no, r.op_id FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no AND r.seq = t.newest
+WHERE t.no = ANY ($1)
+
+-- name: settle
+SELECT {schema}.durable_1({durable}), pg_logical_emit_message(true, 'backtrail', '')::text
 
 -- name: same_threads (text[], bytea[], bytea[])
 SELECT t.no FROM unnest($1, $2, $3) WITH ORDINALITY AS w(space, name, uid, at)

@@ -30,7 +30,6 @@ from backtrail.backends.port import (
     Vanished,
     as_tagged,
     is_one_row,
-    one_row,
 )
 from backtrail.backends.sql.batch import number_of, thread_columns
 from backtrail.backends.sqlite.connection import roll_back, savepoint, translated
@@ -310,7 +309,7 @@ class SqliteGroup:
             raise self._failure(error) from error
         if new and batch.rows:
             thread, row = batch.rows[-1]
-            self._sign = one_row(number_of(thread, numbers), row)
+            self._sign = Batch(rows=((number_of(thread, numbers), row),))
         elif new and batch.threads and not self._sign.rows:
             self._sign = Batch(threads=batch.threads)
         return numbers
