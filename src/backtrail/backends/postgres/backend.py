@@ -105,11 +105,14 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
             rows += self._read(statement, *values, keys[start : start + _MANY])
         return rows
 
-    def _do(self, work: Callable[[PgSession], T]) -> T:
-        """Return `work(session)`, which writes, in its own transaction or in the open group."""
+    def _do(self, work: Callable[[PgSession], T], *, safe: bool = False) -> T:
+        """Return `work(session)`, which writes, in its own transaction or in the open group.
+
+        `safe`: if it raises, it has written nothing; see `PostgresGroup.write`.
+        """
         self._refuse_if_read_only()
         group = self._calling.group
-        return self._pool.do(work, writes=True) if group is None else group.write(work)
+        return self._pool.do(work, writes=True) if group is None else group.write(work, safe=safe)
 
     def _write(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._do(lambda session: session.run(self._sql[statement], values))
@@ -237,7 +240,7 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
 
     # -- the index ------------------------------------------------------------------------------
     def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
-        return self._do(lambda session: self._search.index(session, thread, was, now, splices))
+        return self._do(lambda session: self._search.index(session, thread, was, now, splices), safe=True)
 
     def find(
         self,

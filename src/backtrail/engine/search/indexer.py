@@ -13,6 +13,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from contextlib import suppress
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.port import IndexEntry, IndexState, Splice, Undone
@@ -39,10 +41,21 @@ _KEY: Final = encode.atom("messages", Types())
 
 
 class ArrivalTimes:
-    """The times at which checkpoints added the head's messages, from position `lowest` on, after the row `since`."""
+    """The times at which checkpoints added the head's messages, from position `lowest` on, after the row `since`.
+
+    They are read when the first is asked for: messages that have a time of their own need none.
+    """
 
     def __init__(self, reader: StoreReader, record: ThreadRecord, head: Row, *, lowest: int, since: int) -> None:
-        starts: list[tuple[int, int]] = []  # (first position, time), from the right
+        self._read = partial(self._starts_of, reader, record, head, lowest, since)
+        self._starts: list[tuple[int, int]] | None = None
+
+    @staticmethod
+    def _starts_of(
+        reader: StoreReader, record: ThreadRecord, head: Row, lowest: int, since: int
+    ) -> list[tuple[int, int]]:
+        """Return pairs of a first position and the time of the checkpoint that added it, ascending."""
+        starts: list[tuple[int, int]] = []
         low: int | None = None  # the shortest length of the list so far
         time = head.created_at
         for row, length in _lengths(reader, record, head):
@@ -56,13 +69,13 @@ class ArrivalTimes:
             time = row.created_at
             if low <= lowest:
                 break
-        starts.append((0, time))
-        self._starts = [start for start, _ in reversed(starts)]
-        self._times = [time for _, time in reversed(starts)]
+        return [(0, time), *reversed(starts)]
 
     def __call__(self, position: int) -> int:
         """Return the arrival time of the message at a position."""
-        return self._times[bisect_right(self._starts, position) - 1]
+        if self._starts is None:
+            self._starts = self._read()
+        return self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1][1]
 
 
 def _lengths(reader: StoreReader, record: ThreadRecord, head: Row) -> Iterator[tuple[Row, int]]:
