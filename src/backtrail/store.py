@@ -11,6 +11,7 @@ from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Options, Tip
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import indexer
+from backtrail.engine.search.indexer import Where
 from backtrail.errors import Invalid, NotFound
 from backtrail.listing import SPACES, before, known, listed, place_of, scope_of, uid_of
 from backtrail.loading import loading
@@ -377,7 +378,7 @@ class Store:
         return (search.best if order == "score" else search.newest)(
             reader,
             parsed,
-            search.Where(kind, agent, threads),
+            Where(kind, agent, threads),
             search.Period(check_time(since, "since"), check_time(until, "until")),
             after=None if after is None else search.cursor_of(check_cursor(after)),
             limit=min(check_count(limit, "limit"), sys.maxsize),

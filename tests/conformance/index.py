@@ -92,6 +92,20 @@ class Indexing(Suite):
         assert seen == []
         assert store.stats().indexed == 0
 
+    def test_search_indexes_only_the_threads_that_it_can_find(self, store: Store) -> None:
+        for agent in ("me", "them"):
+            store.thread(agent, agent=agent).save({"messages": ["a fox"]})
+        say(store, "a fox", thread="t")
+        with indexed(store) as seen:
+            assert places(store.search("fox", agent="them")) == [("them", 0)]
+            assert seen == [(0, 1)]
+            assert places(store.search("fox", thread="t")) == [("t", 0)]
+            assert seen == [(0, 1)] * 2
+            assert places(store.search("fox", kind="run")) == []
+            assert seen == [(0, 1)] * 2
+            assert len(store.search("fox")) == 3
+        assert seen == [(0, 1)] * 3
+
     def test_killed_catch_up_continues_where_it_ended(self, store: Store) -> None:
         store.thread("t").save({"messages": [f"fox {n}" for n in range(1000)]})
         with interrupted(store, 2), pytest.raises(KeyboardInterrupt):

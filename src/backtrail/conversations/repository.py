@@ -17,6 +17,7 @@ from backtrail.conversations.models import Conversation, Message
 from backtrail.engine.manifests import CONVERSATION
 from backtrail.engine.search import search
 from backtrail.engine.search.extract import listed
+from backtrail.engine.search.indexer import Where
 from backtrail.engine.tree import chunked as spines
 from backtrail.engine.tree import edits as changes
 from backtrail.engine.tree.decode import Decoder
@@ -209,7 +210,7 @@ class Conversations(Collection):
         parsed = check_query(query, contains=contains)
         check_count(limit, "limit")
         agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
-        return search.one_of_each(self._engine.outside(), parsed, search.Where(self._space, agent_id), limit=limit)
+        return search.one_of_each(self._engine.outside(), parsed, Where(self._space, agent_id), limit=limit)
 
     def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002
         """Return a handle of the thread: its states are plain data, the header and the list `messages`.

@@ -146,16 +146,40 @@ _MOST: Final = 1 << 24
 """The most messages of a thread; an index with more is damaged."""
 
 
-def catch_up(reader: StoreReader, *, known: bool = False, progress: Callable[[str, int], None] | None = None) -> None:
-    """Bring the index up to date with all marked threads; with `known`, only with threads that are in the index."""
+class Where(NamedTuple):
+    """The threads whose messages a search looks at; `None` means any."""
+
+    space: str | None = None
+    agent: str | None = None
+    threads: tuple[int, ...] | None = None
+    without: tuple[int, ...] = ()
+    """Threads that the search skips."""
+
+    def has(self, record: ThreadRecord) -> bool:
+        """Tell whether a thread is one of them."""
+        return self.space in (None, record.space) and self.agent in (None, record.agent)
+
+
+ANYWHERE: Final = Where()
+
+
+def catch_up(
+    reader: StoreReader,
+    where: Where = ANYWHERE,
+    *,
+    known: bool = False,
+    progress: Callable[[str, int], None] | None = None,
+) -> None:
+    """Bring the index up to date with the marked threads in `where`; with `known`, with those that are in the index."""
     backend = reader.backend
     after = count = 0
+    chosen = None if where.threads is None else set(where.threads)
     while numbers := backend.unindexed(after, _PAGE):
         after = numbers[-1]
         queue: deque[_ThreadIndexer] = deque()
-        for number in numbers:
+        for number in numbers if chosen is None else chosen.intersection(numbers):
             record = backend.thread(number)
-            if record is not None and not (known and backend.indexed(number).seq == 0):
+            if record is not None and where.has(record) and not (known and backend.indexed(number).seq == 0):
                 queue.append(_ThreadIndexer(reader, record))
         _process(backend, queue)
         count += len(numbers)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, throttle
-from backtrail.engine.search.indexer import catch_up, text_of
+from backtrail.engine.search.indexer import Where, catch_up, text_of
 from backtrail.errors import Invalid
 from backtrail.models import Hit, when
 
@@ -57,16 +57,6 @@ def cursor_of(cursor: str) -> SearchCursor:
     return parsed
 
 
-class Where(NamedTuple):
-    """The threads whose messages a search looks at; `None` means any."""
-
-    space: str | None = None
-    agent: str | None = None
-    threads: tuple[int, ...] | None = None
-    without: tuple[int, ...] = ()
-    """Threads that the search skips."""
-
-
 class Period(NamedTuple):
     """The time of the messages that a search looks at, in microseconds since 1970; `None` means no limit."""
 
@@ -98,7 +88,7 @@ def newest(
     progress: Progress = None,
 ) -> list[Hit]:
     """Return matching messages, newest first."""
-    catch_up(reader, progress=progress)
+    catch_up(reader, where, progress=progress)
     return list(map(_hit, islice(_matching(reader, query, where, period, after), limit)))
 
 
@@ -113,7 +103,7 @@ def best(
     progress: Progress = None,
 ) -> list[Hit]:
     """Return matching messages, highest score first, from the newest `RANKED` matches."""
-    catch_up(reader, progress=progress)
+    catch_up(reader, where, progress=progress)
     ranked = sorted(
         islice(_matching(reader, query, where, period, None), RANKED), key=lambda each: each.rank, reverse=True
     )
@@ -124,7 +114,7 @@ def best(
 
 def one_of_each(reader: StoreReader, query: Query, where: Where, *, limit: int) -> list[Hit]:
     """Return the newest matching message of each thread, newest first."""
-    catch_up(reader)
+    catch_up(reader, where)
     hits: dict[int, _ScoredHit] = {}
     place: tuple[int, int] | None = None
     while len(hits) < limit:
