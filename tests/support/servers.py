@@ -125,9 +125,9 @@ class Server(Running):
     Its addresses stay the same when it is started again. As a context manager it runs for the block.
     """
 
-    def __init__(self, **settings):
+    def __init__(self, *, port=None, **settings):
         self.directory = home() / f"server{next(_numbers)}"
-        self.port = free_port()
+        self.port = port or free_port()
         self.settings = SETTINGS | settings
         super().__init__(f"postgresql://postgres@/postgres?host={self.directory}&port={self.port}")
         self.tcp_url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
@@ -210,8 +210,8 @@ class Server(Running):
 class Standby(Server):
     """A standby of a server that runs, with a copy of its data; not started yet."""
 
-    def __init__(self, primary, **settings):
-        super().__init__(**settings)
+    def __init__(self, primary, *, port=None, **settings):
+        super().__init__(port=port, **settings)
         shutil.rmtree(self.directory)
         backup = programs() / "pg_basebackup"
         run(backup, "-D", self.directory, "-d", primary.tcp_url, "--write-recovery-conf", "--checkpoint=fast")

@@ -185,3 +185,23 @@ def test_a_session_that_becomes_read_only_is_replaced(primary):
         thread.join(60)
         assert not isinstance(outcome[0], backtrail.Error)
         assert log.load().state == {"items": [1]}
+
+
+def test_a_former_primary_that_comes_back_is_not_read(primary, standby):
+    """A proxy leads to it again for a moment, and it takes itself for the primary still."""
+    with Proxy(primary.tcp_url) as proxy, backtrail.open(proxy.url) as store:
+        log = store.thread("log")
+        log.save({"items": [1]})
+        servers.wait_for(lambda: standby.execute("SELECT to_regclass('backtrail.row') IS NOT NULL") == [(True,)])
+        servers.wait_for(lambda: standby.execute("SELECT count(*) FROM backtrail.row") == [(1,)])
+        standby.promote()
+        proxy.turn_to(standby.tcp_url)
+        log.append("items", 2)
+        proxy.turn_to(primary.tcp_url)
+        before = proxy.exchanges
+        thread, outcome = in_background(lambda: log.load().state)
+        servers.wait_for(lambda: proxy.exchanges >= before + 3)  # it has asked that server more than once
+        assert not outcome
+        proxy.turn_to(standby.tcp_url)
+        thread.join(60)
+        assert outcome == [{"items": [1, 2]}]

@@ -4,6 +4,10 @@
 another connection, for up to `patience` seconds. It also repeats the work if two transactions conflicted. So all work
 must be idempotent. If the server is unreachable after a write was sent to it, the outcome is unknown: `CommitUnknown`.
 
+A former primary that comes back after a failover may take itself for the primary for some seconds. It lacks the newest
+rows, so a pool refuses a server whose timeline is older than one that it has seen: PostgreSQL counts the timeline up
+with each failover.
+
 The pool counts its sessions by weak references. If Ctrl-C prevented the return of a session, the session counts until
 Python has collected it.
 
@@ -29,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 from backtrail.backends.postgres.errors import is_conflict, is_lost, message_of, translated
-from backtrail.backends.postgres.session import PgSession
+from backtrail.backends.postgres.session import PgSession, Statement
 from backtrail.errors import CommitUnknown, Error, Unavailable
 
 if TYPE_CHECKING:
@@ -40,6 +44,12 @@ T = TypeVar("T")
 TURN_SECONDS: Final = 10.0
 """The longest wait of a thread for a free connection, in seconds."""
 _LOOK_SECONDS: Final = 1.0
+
+_TIMELINE: Final = Statement(
+    "SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint "
+    "FROM pg_control_system()",
+    named=False,
+)
 
 # With these options, libpq notices that a server is gone without having closed the connection.
 _CONNECTING: Final = {
@@ -67,6 +77,8 @@ class Pool:
         self._closed = False
         self.losses = 0
         """How many connections were lost: the server of the next one may lack what this process knows."""
+        self._timeline: tuple[int, int] | None = None
+        """The identifier of the database system, and its newest timeline so far."""
         self._begin()
 
     def _begin(self) -> None:
@@ -189,11 +201,23 @@ class Pool:
         """Open a session and return it. `_wait_for_one` has counted it in `_connecting`."""
         try:
             session = PgSession(self.connect(), self._no_prepare)
+            self._refuse_former_primary(session)
             self._sessions.add(session)
         finally:
             with self._returned:
                 self._connecting -= 1
         return session
+
+    def _refuse_former_primary(self, session: PgSession) -> None:
+        try:
+            ((system, timeline),) = session.run(_TIMELINE)
+        except (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InsufficientPrivilege):
+            return  # a standby, or a role that may not know
+        known = self._timeline
+        if known is not None and known[0] == system and timeline < known[1]:
+            session.close()
+            raise psycopg.OperationalError("this server was the primary before a failover, and lacks the newest rows")
+        self._timeline = system, timeline
 
     def give(self, session: PgSession) -> None:
         """Return a session to the pool; close it if it is inside a transaction or waits for a reply."""
