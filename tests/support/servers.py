@@ -178,16 +178,17 @@ class Server(Running):
 
     def freeze(self):
         """Stop all its processes for a while, until `thaw`."""
-        for process in self._family():
-            process.suspend()
+        psutil.Process(self._process.pid).suspend()  # so that it starts no more of them
+        self._tell_all("suspend")
 
     def thaw(self):
-        for process in self._family():
-            process.resume()
+        self._tell_all("resume")
 
-    def _family(self):
+    def _tell_all(self, what):
         postmaster = psutil.Process(self._process.pid)
-        return [postmaster, *postmaster.children(recursive=True)]
+        for process in (postmaster, *postmaster.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                getattr(process, what)()
 
     def remove(self):
         """Stop it for good."""
