@@ -66,6 +66,8 @@ class SealedBackend:
         self.read_only = below.read_only
         self.undoes_groups = below.undoes_groups
         self._ciphers: dict[int, ThreadCipher] = {}
+        self._last: ThreadRecord | None = None
+        """The thread that was found last: its rows are read next."""
         self._calling = _Calling()
         self._nobody = ThreadCipher({1: os.urandom(SECRET_BYTES)}, 1)
         """Seals rows of threads that do not exist, which the backend below refuses."""
@@ -88,13 +90,13 @@ class SealedBackend:
     def _cipher(self, no: int) -> ThreadCipher:
         """Return the cipher of the thread with this number."""
         found = self._known().get(no)
-        if found is None:
-            record = self.below.thread(no)
-            found = self._nobody if record is None else self._cipher_of(record)
-        return found
-
-    def _cipher_of(self, record: ThreadRecord) -> ThreadCipher:
-        return self._keep(record.no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
+        if found is not None:
+            return found
+        last = self._last
+        record = last if last is not None and last.no == no and self._calling.ciphers is None else self.below.thread(no)
+        if record is None:
+            return self._nobody
+        return self._keep(no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
 
     def _keep(self, no: int, cipher: ThreadCipher) -> ThreadCipher:
         known = self._known()
@@ -112,10 +114,7 @@ class SealedBackend:
         return self._nobody if record is None else self._keep(no, self.keyring.ensure([record.uid])[record.uid])
 
     def _open(self, no: int, row: Row) -> Row:
-        cipher = self._cipher(no)
-        if cipher.is_behind(row.root or row.extra):
-            cipher = self._again(no)
-        return cipher.open(row)
+        return self.open_rows(no, (row,))[0]
 
     def _again(self, no: int) -> ThreadCipher:
         """Read the key of a thread again: another process has made a new one."""
@@ -133,7 +132,10 @@ class SealedBackend:
 
     def open_rows(self, no: int, rows: Sequence[Row]) -> list[Row]:
         """Return stored rows of a thread with their contents."""
-        return [self._open(no, row) for row in rows]
+        cipher = self._cipher(no) if rows else self._nobody
+        if any(cipher.is_behind(row.root or row.extra) for row in rows):
+            cipher = self._again(no)
+        return [cipher.open(row) for row in rows]
 
     def is_current(self, no: int, row: Row) -> bool:
         """Tell whether a stored row is sealed with the newest key of its thread."""
@@ -150,7 +152,10 @@ class SealedBackend:
     # -- threads --------------------------------------------------------------------------------------
 
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
-        return self.below.find_thread(space, name)
+        found = self.below.find_thread(space, name)
+        if self._calling.ciphers is None:
+            self._last = found
+        return found
 
     def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
         return self.below.thread_with_uid(uid)
@@ -214,7 +219,7 @@ class SealedBackend:
         found = self.below.rows(
             thread, ranges, payload=payload, visible=visible, newest_first=newest_first, limit=limit
         )
-        return [self._open(thread, row) for row in found]
+        return self.open_rows(thread, found)
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         return self.below.count(thread, ranges)

@@ -1,7 +1,7 @@
 """Sealed bytes: rows, chunks and index texts, and the tokens that stand for words.
 
-Everything is AES-256-GCM-SIV, which stays safe if a nonce repeats. So no nonce is stored or random: it follows from the
-place of the bytes, and bytes that were moved to another place do not authenticate.
+Rows and texts are sealed by AES-256-GCM-SIV, which stays safe if a nonce repeats. So their nonces are neither stored
+nor random: a nonce is the place of the bytes, and bytes that were moved to another place do not authenticate.
 
 - **Rows.** Each thread has a random key. `root`, `check` and `extra` are sealed together, with the plain columns as
   associated data; `payload` is sealed alone. The sealed columns are in `root` if the row is a checkpoint, else in
@@ -9,8 +9,9 @@ place of the bytes, and bytes that were moved to another place do not authentica
 - **Chunks.** The key of a chunk is a hash of the store's key and the chunk's digest. Digests are stored nowhere but in
   sealed rows and chunks. So a chunk can be read by those that can read a row which refers to it, and by nobody else:
   when the keys of all threads that refer to it are destroyed, nothing leads to it any more. Threads share equal chunks
-  as in a plain store. The address is another hash of the digest. A check value lets `verify` test a chunk to which
-  no row refers.
+  as in a plain store. The address is another hash of the digest. Chunks are large, and sealed by AES-256-GCM, which is
+  faster; their nonce is a keyed hash of the bytes, so no two texts share one. A check value lets `verify` test a chunk
+  to which no row refers.
 - **Index.** Each word becomes a token, a short keyed hash. Texts are sealed by the key of their thread.
 
 Sealed bytes begin with the format and the generation of the key. Bytes that do not authenticate, plain bytes among
@@ -26,7 +27,7 @@ import ormsgpack
 from blake3 import blake3
 
 from backtrail.backends.port import ERASED, Row, new_tuple
-from backtrail.sealed.keys import aead, decrypted
+from backtrail.sealed.keys import aead, decrypted, fast_aead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,8 @@ HEADER: Final = 2
 ROW_OVERHEAD: Final = HEADER + TAG
 """The bytes that sealing adds to a payload."""
 _CHECK: Final = 8
-CHUNK_OVERHEAD: Final = HEADER + TAG + _CHECK
+_NONCE: Final = 12
+CHUNK_OVERHEAD: Final = HEADER + _NONCE + TAG + _CHECK
 """The bytes that sealing adds to a chunk."""
 DAMAGED: Final = b"\xff"
 """Stands for bytes that do not authenticate: no codec has this number, so the engine finds the damage."""
@@ -45,14 +47,13 @@ _NO_ROOT: Final = bytes(32)
 _META: Final = b"meta"
 _DATA: Final = b"data"
 _TEXT: Final = b"text" + bytes(8)
-_CHUNK: Final = bytes(12)
 _LABEL: Final = Row._fields.index("label")
 _ROOT: Final = Row._fields.index("root")
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 def _derived(secret: bytes, purpose: str) -> bytes:
-    return bytes(blake3(secret, derive_key_context=f"backtrail sealed 1 {purpose}").digest())
+    return blake3(secret, derive_key_context=f"backtrail sealed 1 {purpose}").digest()
 
 
 def _bound(row: Row) -> bytes:
@@ -162,6 +163,7 @@ class StoreCipher:
         self._header = bytes((FORMAT, number))
         self._address = _derived(secret, "address of a chunk")
         self._chunk = _derived(secret, "key of a chunk")
+        self._nonce = _derived(secret, "nonce of a chunk")
         self._check = _derived(secret, "check of a chunk")
         words = _derived(secret, "token of a word")
 
@@ -177,20 +179,22 @@ class StoreCipher:
 
     def address(self, digest: bytes) -> bytes:
         """Return the address of a chunk."""
-        return bytes(blake3(digest, key=self._address).digest())
+        return blake3(digest, key=self._address).digest()
 
     def seal(self, digest: bytes, address: bytes, stored: bytes) -> bytes:
         """Return the sealed bytes of a chunk."""
-        cipher = aead(bytes(blake3(digest, key=self._chunk).digest()))
-        body = self._header + bytes(cipher.encrypt(_CHUNK, stored, address))
+        nonce = blake3(stored, key=self._nonce).digest(length=_NONCE)
+        cipher = fast_aead(blake3(digest, key=self._chunk).digest())
+        body: bytes = self._header + nonce + cipher.encrypt(nonce, stored, address)
         return body + self._check_of(address, body)
 
     def open(self, digest: bytes, address: bytes, sealed: bytes) -> bytes:
         """Return the bytes of a chunk; if they do not authenticate, bytes that no digest matches."""
         if sealed[:HEADER] != self._header or len(sealed) < CHUNK_OVERHEAD:
             return DAMAGED
-        cipher = aead(bytes(blake3(digest, key=self._chunk).digest()))
-        opened = decrypted(cipher, _CHUNK, sealed[HEADER:-_CHECK], address)
+        cipher = fast_aead(blake3(digest, key=self._chunk).digest())
+        first = HEADER + _NONCE
+        opened = decrypted(cipher, sealed[HEADER:first], sealed[first:-_CHECK], address)
         return DAMAGED if opened is None else opened
 
     def is_sound(self, address: bytes, sealed: bytes) -> bool:
@@ -198,4 +202,4 @@ class StoreCipher:
         return sealed[:HEADER] == self._header and sealed[-_CHECK:] == self._check_of(address, sealed[:-_CHECK])
 
     def _check_of(self, address: bytes, body: bytes) -> bytes:
-        return bytes(blake3(address + body, key=self._check).digest(length=_CHECK))
+        return blake3(address + body, key=self._check).digest(length=_CHECK)

@@ -33,7 +33,7 @@ from backtrail.sealed.keys import SECRET_BYTES, decrypted
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from backtrail.backends.port import Backend
+    from backtrail.backends.port import Backend, ThreadRecord
     from backtrail.sealed.keys import Key
 
 _STORE: Final = "keyring"
@@ -164,7 +164,10 @@ class Keyring:
     def thread(self, uid: bytes) -> ThreadCipher | None:
         """Return the cipher of a thread; None if the thread never had a key."""
         found = self._threads.get(uid)
-        return found if found is not None else self.threads([uid]).get(uid)
+        if found is not None:
+            return found
+        record = self._newest(self.backend.thread_with_uid(uid))
+        return None if record is None else self._keep(uid, record.content)
 
     def threads(self, uids: Collection[bytes], *, again: bool = False) -> dict[bytes, ThreadCipher]:
         """Return the ciphers of threads by uid; threads that never had a key are left out."""
@@ -370,7 +373,9 @@ class Keyring:
     # -- rows -------------------------------------------------------------------------------------------
 
     def _record(self, space: str, name: str) -> _Record | None:
-        record = self.backend.find_thread(space, name)
+        return self._newest(self.backend.find_thread(space, name))
+
+    def _newest(self, record: ThreadRecord | None) -> _Record | None:
         rows = self.backend.rows(record.no, [(1, _MAX_SEQ)], payload=True, newest_first=True, limit=1) if record else []
         return _Record(record.no, rows[0].seq, _content(rows[0])) if record and rows else None
 

@@ -6,10 +6,11 @@ service. The secret is in no repr and in no error, and a key cannot be pickled.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from blake3 import blake3
 
@@ -25,23 +26,43 @@ _NONCE_BYTES: Final = 12
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
-def aead(secret: bytes) -> Any:
-    """Return AES-256-GCM-SIV with a key; `Unavailable` if the package `cryptography` is missing or too old."""
+class _Library(NamedTuple):
+    """What is used of the package `cryptography`."""
+
+    siv: Any
+    gcm: Any
+    refusals: tuple[type[Exception], ...]
+    """What decrypting raises: the bytes do not authenticate, or are too short."""
+
+
+@functools.cache
+def _library() -> _Library:
     try:
         with loading:
-            from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - only encrypted stores need it
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV  # noqa: PLC0415
+            from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm  # noqa: PLC0415 - only these stores
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESGCMSIV  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
             "encrypted stores need cryptography: pip install 'backtrail[encryption]'", code="unavailable.extra"
         ) from error
     try:
-        return AESGCMSIV(secret)
+        AESGCMSIV(bytes(SECRET_BYTES))
     except UnsupportedAlgorithm as error:
         raise Unavailable(
             "encrypted stores need AES-GCM-SIV, which this OpenSSL lacks: install cryptography from a wheel",
             code="unavailable.extra",
         ) from error
+    return _Library(AESGCMSIV, AESGCM, (InvalidTag, ValueError))
+
+
+def aead(secret: bytes) -> Any:
+    """Return AES-256-GCM-SIV with a key; `Unavailable` if the package `cryptography` is missing or too old."""
+    return _library().siv(secret)
+
+
+def fast_aead(secret: bytes) -> Any:
+    """Return AES-256-GCM with a key: 20 times as fast, but no nonce may be used for two texts."""
+    return _library().gcm(secret)
 
 
 class Key:
@@ -180,12 +201,11 @@ class Key:
 
 def decrypted(cipher: Any, nonce: bytes, sealed: bytes, context: bytes | None) -> bytes | None:
     """Return what a cipher sealed; None if the bytes do not authenticate."""
-    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - loaded by `aead`
-
     try:
-        return bytes(cipher.decrypt(nonce, sealed, context))
-    except (InvalidTag, ValueError):  # ValueError: too short
+        opened: bytes = cipher.decrypt(nonce, sealed, context)
+    except _library().refusals:
         return None
+    return opened
 
 
 def check_key(key: object) -> Key:

@@ -86,7 +86,7 @@ class Keys:
         reader = self._engine.outside()
         for record in threads:
             for page in gc.row_pages(reader, record, log.MAX_SEQ):
-                backend.rewrite(record.no, page)
+                backend.rewrite(record.no, [row for row in page if log.is_sound(row, record.uid)])
         return backend.keyring.destroy(uids, keep_newest=True)
 
 
