@@ -11,6 +11,9 @@ from backtrail.backends.file.backend import FileBackend
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.sealed.opening import sealed
+from backtrail.urls import backend_at
+from tests.support.schemas import swept
+from tests.support.servers import server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +63,45 @@ def sealed_in_memory() -> Iterator[Callable[..., backtrail.Store]]:
     def opener(**options: Any) -> backtrail.Store:
         data._storage.closed = keys._storage.closed = False
         with mock.patch("backtrail.backends.memory.MemoryBackend", side_effect=[data, keys]):
-            return unsealed_exports(backtrail.open("memory://", key=KEY, **options))
+            return unsealed_exports(backtrail.open("memory://", **{"key": KEY} | options))
 
     yield opener
+
+
+@contextmanager
+def sealed_in_postgres() -> Iterator[Callable[..., backtrail.Store]]:
+    """Yield an encrypted store in PostgreSQL; its keyring is another schema."""
+    with swept() as data, swept() as keys:
+        schema = keys.keywords["schema"]
+
+        def keyring_at(*_: Any, read_only: bool, must_exist: bool) -> Any:
+            del must_exist
+            return backend_at(server().url, durability="full", read_only=read_only, schema=schema)
+
+        def opener(**options: Any) -> backtrail.Store:
+            with mock.patch("backtrail.store.keyring_at", keyring_at):
+                return unsealed_exports(data(**{"key": KEY} | options))
+
+        yield opener
+
+
+@contextmanager
+def sealed_at(kind: str, folder: Path) -> Iterator[Callable[..., backtrail.Store]]:
+    """Yield a function that opens the same encrypted store of a kind each time."""
+    if kind == "memory":
+        with sealed_in_memory() as opener:
+            yield opener
+    elif kind == "postgres":
+        with sealed_in_postgres() as opener:
+            yield opener
+    else:
+        place = folder / "store.db"
+        url = place.as_uri() if kind == "file" else place
+
+        def opener(**options: Any) -> backtrail.Store:
+            return unsealed_exports(backtrail.open(url, **{"key": KEY, "durability": "relaxed"} | options))
+
+        yield opener
+
+
+KINDS = ("memory", "file", "sqlite", "postgres")

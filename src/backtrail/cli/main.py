@@ -135,7 +135,7 @@ class Commands(click.Group):
 @store_options
 @click.version_option(package_name="backtrail", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, store: str | None, **options: Any) -> None:
+def cli(ctx: click.Context, /, store: str | None, **options: Any) -> None:
     """Save, resume, fork, diff and rewind the state of agents.
 
     A THREAD is an id. A REF names a checkpoint: trip (the head), trip@12 (step 12), trip@~3 (three before the head),

@@ -75,7 +75,8 @@ class Key:
     __slots__ = ("_secret", "_unwrap", "_wrap", "id", "previous")
 
     def __init__(self, secret: bytes, *, previous: Iterable[Key] = ()) -> None:
-        if not isinstance(secret, bytes) or len(secret) != SECRET_BYTES:
+        given: object = secret
+        if not isinstance(given, bytes) or len(given) != SECRET_BYTES:
             raise Invalid(f"a key has {SECRET_BYTES} bytes; Key.generate() makes one", code="invalid.key")
         self._secret: bytes | None = secret
         self._wrap: Callable[[bytes], bytes] | None = None
@@ -135,7 +136,7 @@ class Key:
         `wrap` encrypts 32 bytes, `unwrap` decrypts what `wrap` returned; `id` names the key. A store calls `unwrap`
         once when it is opened, and `wrap` when it is created and when its keys rotate.
         """
-        if not callable(wrap) or not callable(unwrap) or not isinstance(id, str) or not id:
+        if not all(map(callable, (wrap, unwrap))) or not isinstance(id, str) or not id:
             raise Invalid("from_callbacks takes two functions and the id of the key", code="invalid.key")
         made = cls.__new__(cls)
         made._secret, made._wrap, made._unwrap = None, wrap, unwrap  # noqa: SLF001 - of this class

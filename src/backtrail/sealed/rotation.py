@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from backtrail.backends.port import Batch
+from backtrail.backends.port import SEALED, Batch
 from backtrail.engine import log
 from backtrail.engine.compression import squeeze, stands_beside
 from backtrail.errors import Corrupt, Invalid, Unavailable
@@ -23,7 +23,7 @@ from backtrail.sealed.keys import check_key
 from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.reader import StoreReader
@@ -36,23 +36,25 @@ _PAGE: Final = 200
 _TRIES: Final = 5
 
 
+def sealed_backend(engine: Engine) -> SealedBackend:
+    """Return the backend of an encrypted store; `Unavailable` if the store is not encrypted, or has a scope."""
+    backend = engine.outside().backend
+    if isinstance(backend, SealedBackend):
+        return backend
+    if backend.present([SEALED]):
+        raise Unavailable("keys need the whole store: use a store without a scope", code="unavailable.scope")
+    raise Unavailable("this store is not encrypted: it has no keys", code="unavailable.not_encrypted")
+
+
 class Keys:
     """The keys of an encrypted store. See docs/encryption.md."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def _backend(self) -> SealedBackend:
-        backend = self._engine.outside().backend
-        if isinstance(backend, SealedBackend):
-            return backend
-        if backend.read_only or hasattr(backend, "below"):
-            raise Unavailable("keys need the whole store: use a store without a scope", code="unavailable.scope")
-        raise Unavailable("this store is not encrypted: it has no keys", code="unavailable.not_encrypted")
-
     def status(self) -> KeyStatus:
         """Return which key wraps the store's keys, and how many keys there are."""
-        backend = self._backend()
+        backend = sealed_backend(self._engine)
         return backend.keyring.status(lambda uid: backend.thread_with_uid(uid) is not None)
 
     def rotate(
@@ -63,7 +65,7 @@ class Keys:
         With `data`, the store and all threads get new keys, everything is sealed with them, and the old keys are
         destroyed. Other processes can write meanwhile. An interrupted rotation continues at the next call.
         """
-        backend = self._backend()
+        backend = sealed_backend(self._engine)
         check_progress(progress)
         if key is None and not data and backend.keyring.is_current():
             raise Invalid("pass the new key, or data=True to seal the data with new keys", code="invalid.argument")
@@ -73,21 +75,21 @@ class Keys:
             backend.keyring.rewrap(None if key is None else check_key(key))
         return _Rotation(self._engine.outside(), backend, progress).run() if data else KeyReport(0, 0, 0)
 
-    def erase(self, threads: list[ThreadRecord]) -> int:
-        """Destroy the keys of threads whose contents were deleted and collected; return how many keys.
 
-        What is left of a thread, the rows without contents, gets a new key first: so its id can be used again. All
-        that the old keys sealed cannot be read again, in any backup.
-        """
-        backend = self._backend()
-        uids = [record.uid for record in threads]
-        backend.keyring.add_generation(uids)
-        backend.forget_keys()
-        reader = self._engine.outside()
-        for record in threads:
-            for page in gc.row_pages(reader, record, log.MAX_SEQ):
-                backend.rewrite(record.no, [row for row in page if log.is_sound(row, record.uid)])
-        return backend.keyring.destroy(uids, keep_newest=True)
+def destroy_keys(engine: Engine, threads: Sequence[ThreadRecord]) -> int:
+    """Destroy the keys of threads whose contents were deleted and collected; return how many keys.
+
+    What is left of a thread, its rows without contents, gets a new key first: so its id can be used again. All that the
+    old keys sealed cannot be read again, in any backup.
+    """
+    backend, reader = sealed_backend(engine), engine.outside()
+    uids = [record.uid for record in threads]
+    backend.keyring.add_generation(uids)
+    backend.forget_keys()
+    for record in threads:
+        for page in gc.row_pages(reader, record, log.MAX_SEQ):
+            backend.rewrite(record.no, [row for row in page if log.is_sound(row, record.uid)])
+    return backend.keyring.destroy(uids, keep_newest=True)
 
 
 class _Rotation:
