@@ -68,6 +68,7 @@ class SealedBackend:
         self._ciphers: dict[int, ThreadCipher] = {}
         self._last: ThreadRecord | None = None
         """The thread that was found last: its rows are read next."""
+        self._drops_old_chunks = False
         self._calling = _Calling()
         self._nobody = ThreadCipher({1: os.urandom(SECRET_BYTES)}, 1)
         """Seals rows of threads that do not exist, which the backend below refuses."""
@@ -400,9 +401,20 @@ class SealedBackend:
         page = self.below.chunk_page(after, limit + 1)  # the mark may be among them
         return [each for each in page if each[0] != SEALED][:limit]
 
-    def addresses(self, digests: Iterable[bytes]) -> Collection[bytes]:
-        listed = list(digests)
-        return [cipher.address(digest) for cipher in self.keyring.ciphers for digest in listed]
+    def addresses(self, digests: Collection[bytes]) -> Collection[bytes]:
+        ciphers = self.keyring.ciphers[: 1 if self._drops_old_chunks else None]
+        return {
+            cipher.address(digest): None for cipher in ciphers for digest in digests
+        }  # in order, and fast to search
+
+    @contextmanager
+    def without_old_chunks(self) -> Iterator[None]:
+        """Let a collection in the block remove all chunks that have older keys: every row can do without them."""
+        self._drops_old_chunks = True
+        try:
+            yield
+        finally:
+            self._drops_old_chunks = False
 
     def damaged_chunks(self, addresses: Sequence[bytes], is_sound: Callable[[bytes, bytes], bool]) -> list[bytes]:
         del is_sound  # it needs the digests, which only rows know

@@ -124,9 +124,10 @@ class _Rotation:
         uids = keyring.uids()
         keyring.rewrap_threads(uids)
         destroyed = keyring.destroy(uids, keep_newest=True)
-        keyring.destroy_store_generations()
         self._backend.forget_keys()
-        gc.collect(self._reader, self._progress)
+        with self._backend.without_old_chunks():
+            gc.collect(self._reader, self._progress)
+        keyring.destroy_store_generations()
         return KeyReport(self._rows, self._chunks, destroyed)
 
     def _seal(self) -> int:
