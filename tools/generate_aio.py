@@ -119,6 +119,7 @@ RUNS = {
 }
 KEYS = {
     "status": "apart",
+    "backup": "apart",
     "rotate": "watched",
 }
 STORE = {
@@ -680,6 +681,7 @@ from typing import TYPE_CHECKING
 from backtrail.aio.blocks import called
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from backtrail.aio.executor import Executor

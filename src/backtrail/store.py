@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from backtrail.backends.port import SEALED
+from backtrail.backends.port import KEYRING, SEALED
 from backtrail.engine import log, manifests
 from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Options, Tip
@@ -127,7 +127,14 @@ def open(  # noqa: A001 - users write backtrail.open
 
 def _refuse_encrypted(backend: Backend) -> None:
     with suppress(Corrupt):  # a damaged store is opened to be repaired
-        if backend.present([SEALED]):
+        marks = backend.present([SEALED, KEYRING])
+        if KEYRING in marks:
+            raise Invalid(
+                "this is the keyring of an encrypted store: open the store itself; store.keys.backup(path) copies the "
+                "keyring",
+                code="invalid.keyring",
+            )
+        if marks:
             raise Unavailable(
                 "this store is encrypted: open it with key= (Key.from_file, Key.from_env); commands take --key-file "
                 "or $BACKTRAIL_KEY_FILE",

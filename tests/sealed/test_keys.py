@@ -214,6 +214,22 @@ def test_backup_has_no_keys_and_opens_with_the_keyring(tmp_path):
         assert store.thread("t").load().state == {"n": 1}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_keyring_is_backed_up_and_not_opened_as_a_store(tmp_path, kind):
+    with sealed_at(kind, tmp_path) as opener, opener() as store:
+        store.thread("t").save({"n": 1})
+        store.backup(tmp_path / "backup")
+        assert store.keys.backup(tmp_path / "keys") > 0
+    copies = [each.as_uri() if each.is_dir() else each for each in (tmp_path / "backup", tmp_path / "keys")]
+    with backtrail.open(copies[0], key=KEY, keyring=copies[1]) as store:
+        assert store.thread("t").load().state == {"n": 1}
+        store.thread("u").save({"n": 2})
+        assert store.verify().ok
+    with pytest.raises(Invalid) as caught:
+        backtrail.open(copies[1])
+    assert caught.value.code == "invalid.keyring"
+
+
 def test_restored_backup_uses_the_keyring_beside_the_store(tmp_path):
     with backtrail.open(tmp_path / "s.db", key=KEY) as store:
         store.thread("t").save({"n": 1})

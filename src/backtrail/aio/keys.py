@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from backtrail.aio.blocks import called
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from backtrail.aio.executor import Executor
@@ -28,6 +29,14 @@ class Keys:
     async def status(self) -> KeyStatus:
         """Return which key wraps the store's keys, and how many keys there are."""
         return await self._executor.apart(self._sync.status)
+
+    @called
+    async def backup(self, path: str | os.PathLike[str]) -> int:
+        """Copy the keyring to a new store, while others write; return its size in bytes.
+
+        A keyring in files becomes a new directory; any other becomes an SQLite file. `keyring=` of `open` takes it.
+        """
+        return await self._executor.apart(self._sync.backup, path)
 
     async def rotate(
         self,

@@ -72,6 +72,26 @@ def backup(engine: Engine, path: Any, progress: Progress) -> int:
         return other.backup(part, progress)
 
 
+def backup_keyring(backend: Backend, path: Any) -> int:
+    """Write a backup of a keyring to a new path; return its size in bytes."""
+    target = path_of(path)
+    if isinstance(backend, Copyable):
+        with placed(target, beside=backend.beside) as part:
+            return backend.backup(part, None)
+    with loading:
+        from backtrail.backends.sqlite.backend import SqliteBackend  # noqa: PLC0415 - few need it here
+        from backtrail.sealed.replica import replicate  # noqa: PLC0415
+
+    with (
+        placed(target, beside=SqliteBackend.beside) as part,
+        temporary() as folder,
+        closing(SqliteBackend(folder / "backup", durability="relaxed")) as other,
+    ):
+        with backend.snapshot() as view:
+            replicate(view, other, None)
+        return other.backup(part, None)
+
+
 def _copy_sealed(backend: Any, other: Backend, progress: Progress) -> None:
     """Copy an encrypted store as it is: its backup is encrypted by the same keys."""
     if not hasattr(backend, "copy_to"):

@@ -57,6 +57,9 @@ ERASED: Final = b"erased"
 SEALED: Final = b"backtrail sealed store, format 1"
 """The address of a chunk that every encrypted store has, and no other: its bytes are the store's id."""
 
+KEYRING: Final = b"backtrail keyring store format 1"
+"""The address of a chunk that every keyring of an encrypted store has, and no other store."""
+
 new_tuple: Final = tuple.__new__
 """Makes a named tuple from all its fields, in a quarter of the time of its class: every write makes several."""
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 
-from backtrail.backends.port import Batch, NewThread, Row, Stale
+from backtrail.backends.port import KEYRING, Batch, NewThread, Row, Stale
 from backtrail.errors import Conflict, Corrupt, Invalid, Unavailable
 from backtrail.models import KeyStatus
 from backtrail.sealed.cipher import StoreCipher, ThreadCipher
@@ -98,7 +98,8 @@ class Keyring:
         content = {"id": store, "last": 1, "keys": [self._wrapped(store, 1, secret)]}
         new = NewThread(_STORE, _NAME, os.urandom(8), None, _now(), None)
         with suppress(Stale):
-            self.backend.commit(Batch(threads=(new,), rows=((-1, _row(1, content)),)))
+            mark = ((KEYRING, store),)
+            self.backend.commit(Batch(threads=(new,), rows=((-1, _row(1, content)),), chunks=mark))
         made = self.open()
         if made is None:
             raise Unavailable("the keyring could not be made", code="unavailable.keyring")

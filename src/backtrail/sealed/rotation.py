@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from backtrail.archive.backup import backup_keyring
 from backtrail.backends.port import SEALED, Batch
 from backtrail.engine import log
 from backtrail.engine.compression import squeeze, stands_beside
@@ -23,6 +24,7 @@ from backtrail.sealed.keys import check_key
 from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
@@ -56,6 +58,13 @@ class Keys:
         """Return which key wraps the store's keys, and how many keys there are."""
         backend = sealed_backend(self._engine)
         return backend.keyring.status(lambda uid: backend.thread_with_uid(uid) is not None)
+
+    def backup(self, path: str | os.PathLike[str]) -> int:
+        """Copy the keyring to a new store, while others write; return its size in bytes.
+
+        A keyring in files becomes a new directory; any other becomes an SQLite file. `keyring=` of `open` takes it.
+        """
+        return backup_keyring(sealed_backend(self._engine).keyring.backend, path)
 
     def rotate(
         self, key: Key | None = None, *, data: bool = False, progress: Callable[[str, int], None] | None = None

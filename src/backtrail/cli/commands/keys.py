@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli.output import count
+from backtrail.cli.output import count, size
 from backtrail.cli.parameters import command
 from backtrail.cli.summary import progress_in
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
         "backtrail threads --store sqlite:///encrypted.db --key-file agents.key",
     )
 )
-@click.argument("action", type=click.Choice(["init", "status", "rotate"]))
+@click.argument("action", type=click.Choice(["init", "status", "backup", "rotate"]))
 @click.argument("file", required=False)
 @click.option("--data", is_flag=True, help="rotate: seal all data with new keys, and destroy the old ones.")
 def keys(session: Invocation, *, out: Output, action: str, file: str | None, data: bool) -> None:
     """Make, show or replace the keys of an encrypted store.
 
     `init FILE` writes a new key to a new file. `status` shows which key opens the store, and counts its keys.
+    `backup FILE` copies the keyring, without which the store cannot be read.
     `rotate FILE` makes the key in FILE the key that opens the store; no data is touched. With --data, everything is
     sealed with new keys, and backups from before can no longer be read.
     """
@@ -55,6 +56,13 @@ def keys(session: Invocation, *, out: Output, action: str, file: str | None, dat
             f"{count(status.threads, 'thread')} with a key, {status.older:,} with older keys, "
             f"{count(status.destroyed, 'key')} destroyed, {count(status.orphans, 'orphan')}",
         )
+        return
+    if action == "backup":
+        if file is None:
+            raise click.UsageError("backup needs the name of a new file for the copy of the keyring")
+        with session.read() as store:
+            written = store.keys.backup(file)
+        _print(out, {"path": file, "bytes": written}, f"{file}: {size(written)}")
         return
     if file is None and not data:
         raise click.UsageError("rotate needs the file of the new key, or --data")
