@@ -369,7 +369,8 @@ class ThreadId(click.ParamType):  # type: ignore[type-arg]
         del param
         before = ctx.parent.params if ctx.parent else {}
         names = ("store", "schema", "key_file", "keyring")
-        session = Invocation(*[ctx.params.get(name) or before.get(name) for name in names], debug=False)
+        url, schema, key_file, keyring = (ctx.params.get(name) or before.get(name) for name in names)
+        session = Invocation(url, schema, key_file, keyring)
         kinds = [ctx.params["kind"]] if ctx.params.get("kind") else KINDS
         try:
             with session.read() as store:

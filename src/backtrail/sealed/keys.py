@@ -136,7 +136,8 @@ class Key:
         `wrap` encrypts 32 bytes, `unwrap` decrypts what `wrap` returned; `id` names the key. A store calls `unwrap`
         once when it is opened, and `wrap` when it is created and when its keys rotate.
         """
-        if not all(map(callable, (wrap, unwrap))) or not isinstance(id, str) or not id:
+        name: object = id
+        if not all(map(callable, (wrap, unwrap))) or not isinstance(name, str) or not name:
             raise Invalid("from_callbacks takes two functions and the id of the key", code="invalid.key")
         made = cls.__new__(cls)
         made._secret, made._wrap, made._unwrap = None, wrap, unwrap  # noqa: SLF001 - of this class
