@@ -117,6 +117,11 @@ RUNS = {
     "cleanup": "apart",
     "settle": "apart",
 }
+KEYS = {
+    "status": "apart",
+    "backup": "apart",
+    "rotate": "watched",
+}
 STORE = {
     "thread": "handle",
     "threads": "pages",
@@ -127,6 +132,7 @@ STORE = {
     "agents": "collection",
     "conversations": "collection",
     "runs": "collection",
+    "keys": "collection",
     "run": "run",
     "scoped": "scope",
     "search": "watched",
@@ -660,6 +666,42 @@ class Runs:
     )
 
 
+def keys() -> str:
+    """Return the module of keys."""
+    maker = Maker("sealed/rotation", "Keys", KEYS)
+    return (
+        WARNING.format("sealed/rotation")
+        + '''"""The keys of an encrypted store in the async mirror."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from backtrail.aio.blocks import called
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from backtrail.aio.executor import Executor
+    from backtrail.models import KeyReport, KeyStatus
+    from backtrail.sealed import rotation as sync
+    from backtrail.sealed.keys import Key
+
+
+class Keys:
+    """The keys of an encrypted store: `store.keys`."""
+
+    def __init__(self, executor: Executor, keys: sync.Keys) -> None:
+        self._executor = executor
+        self._sync = keys
+
+'''
+        + maker.all()
+    )
+
+
 def store() -> str:
     """Return the module of stores."""
     maker = Maker("store", "Store", STORE)
@@ -688,6 +730,7 @@ from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoint import Checkpoint
 from backtrail.aio.conversations import Conversations
 from backtrail.aio.executor import Executor
+from backtrail.aio.keys import Keys
 from backtrail.aio.run import Run
 from backtrail.aio.runs import Runs
 from backtrail.aio.thread import Thread
@@ -713,6 +756,7 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from backtrail.runs.strategies import Strategy
+    from backtrail.sealed.keys import Key
 
 S = TypeVar("S")
 
@@ -730,6 +774,7 @@ class Store:
         self._agents = Agents(self._executor, store.agents)
         self._conversations = Conversations(self._executor, store.conversations)
         self._runs = Runs(self._executor, store.runs)
+        self._keys = Keys(self._executor, store.keys)
 
 '''
         + maker.all()
@@ -751,6 +796,7 @@ MODULES = {
     "agents": agents,
     "conversations": conversations,
     "runs": runs,
+    "keys": keys,
     "store": store,
 }
 

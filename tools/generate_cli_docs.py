@@ -182,7 +182,7 @@ def section(command: Command) -> Iterator[str]:
         yield f"```console\n$ {example}\n{output.rstrip()}".rstrip() + "\n```\n"
 
 
-_COMMON = ("--json", "--jsonl", "--store", "--schema", "--debug")
+_COMMON = ("--json", "--jsonl", "--store", "--schema", "--key-file", "--keyring", "--debug")
 
 
 def _cell(text: str) -> str:

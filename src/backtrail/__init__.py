@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         Hit,
         ImportReport,
         Items,
+        KeyReport,
+        KeyStatus,
         MigrateReport,
         PruneReport,
         Reordered,
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     )
     from backtrail.runs.unanswered_calls import repaired
     from backtrail.scope import Scope
+    from backtrail.sealed.keys import Key
+    from backtrail.sealed.rotation import Keys
     from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
     from backtrail.thread import Thread
 
@@ -116,6 +120,10 @@ __all__ = [
     "Invalid",
     "Irreversible",
     "Items",
+    "Key",
+    "KeyReport",
+    "KeyStatus",
+    "Keys",
     "Member",
     "Message",
     "MigrateReport",
@@ -172,7 +180,7 @@ _HOMES: dict[str, str] = {
     "maintenance.retention": "Policy",
     "models": (
         "AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ExportReport GcReport "
-        "Hit ImportReport Items MISSING MigrateReport NEW PruneReport Reordered Salvage StatePart "
+        "Hit ImportReport Items KeyReport KeyStatus MISSING MigrateReport NEW PruneReport Reordered Salvage StatePart "
         "Stats ThreadInfo VerifyReport"
     ),
     "runs.calls": "CallError",
@@ -185,6 +193,8 @@ _HOMES: dict[str, str] = {
     ),
     "runs.unanswered_calls": "repaired",
     "scope": "Scope",
+    "sealed.keys": "Key",
+    "sealed.rotation": "Keys",
     "store": "Store open",
     "thread": "Thread",
 }

@@ -363,6 +363,39 @@ class GcReport:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyStatus:
+    """The keys of an encrypted store, counted."""
+
+    store_id: str
+    wrapped_by: str
+    """The id of the caller's key that wraps the store's key."""
+    generation: int
+    """The number of the store's newest key."""
+    generations: int
+    """How many keys of the store are in use: more than one until a rotation of the data is complete."""
+    threads: int
+    """Threads that have a key."""
+    older: int
+    """Threads that have more than one key, or a key that an older key of the store wraps."""
+    destroyed: int
+    """Keys of threads that were destroyed, by erasing or by rotation."""
+    orphans: int
+    """Keys of threads that the store does not have. They do no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReport:
+    """The result of a rotation of keys."""
+
+    rows: int
+    """Rows that were sealed with new keys."""
+    chunks: int
+    """Chunks that were sealed with new keys."""
+    destroyed: int
+    """Keys of threads that were destroyed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExportReport:
     """The contents of an export's file."""
 

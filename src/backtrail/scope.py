@@ -418,6 +418,13 @@ class ScopedBackend:
         del after, limit
         return []
 
+    def addresses(self, digests: Collection[bytes]) -> Collection[bytes]:
+        return self._below.addresses(digests)
+
+    def damaged_chunks(self, addresses: Sequence[bytes], is_sound: Callable[[bytes, bytes], bool]) -> list[bytes]:
+        del addresses, is_sound
+        return []
+
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
         self._require(thread)
         return self._below.remove_rows(thread, seqs)
@@ -429,8 +436,8 @@ class ScopedBackend:
     def next_epoch(self) -> NoReturn:
         raise _whole("garbage collection")
 
-    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> NoReturn:
-        del digests, before_epoch
+    def remove_chunks(self, addresses: Sequence[bytes], before_epoch: int) -> NoReturn:
+        del addresses, before_epoch
         raise _whole("garbage collection")
 
     def reclaim(self, *, erase: bool = False) -> NoReturn:

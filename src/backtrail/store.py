@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
+from backtrail.backends.port import KEYRING, SEALED
 from backtrail.engine import log, manifests
 from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Options, Tip
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import indexer
 from backtrail.engine.search.indexer import Where
-from backtrail.errors import Invalid, NotFound
+from backtrail.errors import Corrupt, Invalid, NotFound, Unavailable
 from backtrail.listing import SPACES, before, known, listed, place_of, scope_of, uid_of
 from backtrail.loading import loading
 from backtrail.maintenance import stats as counting
 from backtrail.thread import Thread
 from backtrail.transaction import Engine, Transaction
-from backtrail.urls import backend_at, check_url
+from backtrail.urls import backend_at, check_url, keyring_at
 from backtrail.validation import (
     LEASE,
     check_count,
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
     from backtrail.runs.run import Run
     from backtrail.runs.strategies import Strategy
     from backtrail.scope import Scope
+    from backtrail.sealed.keys import Key
+    from backtrail.sealed.rotation import Keys
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -76,6 +81,8 @@ def open(  # noqa: A001 - users write backtrail.open
     compression: bool = True,
     schema: str | None = None,
     types: Iterable[Any] = (),
+    key: Key | None = None,
+    keyring: str | os.PathLike[str] | None = None,
 ) -> Store:
     """Open a store; create it if it does not exist.
 
@@ -84,6 +91,9 @@ def open(  # noqa: A001 - users write backtrail.open
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
     classes that loading may construct, with the classes that their annotations name.
+
+    `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
+    that is not beside the store. See docs/encryption.md.
     """
     if durability not in ("full", "relaxed"):
         raise Invalid(f'durability must be "full" or "relaxed", not {durability!r}', code="invalid.argument")
@@ -96,8 +106,54 @@ def open(  # noqa: A001 - users write backtrail.open
     registry = Types(named := Types.named(types))
     for cls in named:
         registry = registry.for_state(cls) if isinstance(cls, type) else registry
-    backend = backend_at(check_url(url), durability=durability, read_only=read_only, schema=schema)
+    if key is None and keyring is not None:
+        raise Invalid("keyring= requires key=", code="invalid.argument")
+    place = check_url(url)
+    if key is not None:
+        with loading:
+            from backtrail.sealed.keys import check_key  # noqa: PLC0415 - only encrypted stores need it
+
+        check_key(key)
+    backend = backend_at(place, durability=durability, read_only=read_only, schema=schema)
+    try:
+        if key is None:
+            _refuse_encrypted(backend)
+        else:
+            backend = _sealed(backend, key, partial(keyring_at, place, schema, keyring, read_only=read_only))
+    except BaseException:
+        backend.close()
+        raise
     return Store(backend, registry, options)
+
+
+def _refuse_encrypted(backend: Backend) -> None:
+    with suppress(Corrupt):  # a damaged store is opened to be repaired
+        marks = backend.present([SEALED, KEYRING])
+        if KEYRING in marks:
+            raise Invalid(
+                "this is the keyring of an encrypted store: open the store itself; store.keys.backup(path) copies the "
+                "keyring",
+                code="invalid.keyring",
+            )
+        if marks:
+            raise Unavailable(
+                "this store is encrypted: open it with key= (Key.from_file, Key.from_env); commands take --key-file "
+                "or $BACKTRAIL_KEY_FILE",
+                code="unavailable.encrypted",
+            )
+
+
+def _sealed(backend: Backend, key: Key, open_keyring: Callable[..., Backend | None]) -> Backend:
+    with loading:
+        from backtrail.sealed.opening import missing_keyring, sealed  # noqa: PLC0415 - only encrypted stores need it
+
+    def opened(must_exist: bool) -> Backend:  # noqa: FBT001 - private
+        found = open_keyring(must_exist=must_exist)
+        if found is None:
+            raise missing_keyring()
+        return found
+
+    return sealed(backend, key, opened)
 
 
 class Store:
@@ -280,6 +336,14 @@ class Store:
             from backtrail.runs.repository import Runs  # noqa: PLC0415
 
         return self._part(Runs)
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of an encrypted store."""
+        with loading:
+            from backtrail.sealed.rotation import Keys  # noqa: PLC0415
+
+        return self._part(Keys)
 
     def run(
         self,
@@ -503,16 +567,23 @@ class Store:
         kind: str | None = None,
         agent: str | None = None,
         since: str | os.PathLike[str] | None = None,
+        plain: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
         """Write a snapshot of the store to a new file; other processes can write meanwhile.
 
         `threads` restricts it to ids of threads, conversations and runs, or of one `kind` of these; `agent` to one
         agent. `since` names an earlier export, by its path, or by its id if it is in the same directory: then only
-        changes are written.
+        changes are written. An export is not encrypted: an encrypted store writes one only with `plain=True`.
         """
         with loading:
             from backtrail.archive import export  # noqa: PLC0415 - few programs move stores
+
+        if not plain and self._engine.outside().backend.present([SEALED]):
+            raise Invalid(
+                "an export is not encrypted, but this store is: pass plain=True, or make a backup, which is encrypted",
+                code="invalid.plain_export",
+            )
 
         return export.export(
             self._engine, path, threads=threads, kind=kind, agent=agent, since=since, progress=progress

@@ -118,6 +118,32 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
     return SqliteBackend(_path(url), durability=durability, read_only=read_only)
 
 
+def keyring_at(
+    url: str, schema: str | None, keyring: str | os.PathLike[str] | None, *, read_only: bool, must_exist: bool
+) -> Backend | None:
+    """Open the keyring of an encrypted store: beside the store, or where the caller says; None if it must exist.
+
+    A key must never be lost, so the keyring is always durable.
+    """
+    if keyring is not None:
+        place, schema = check_url(keyring), None
+    else:
+        place = _lowered(url)
+        if in_postgres(place):
+            schema = f"{schema or 'backtrail'}_keys"
+        elif place.startswith("file:"):
+            place = place.rstrip("/") + ".keys"
+        elif not place.startswith("memory:"):
+            if _registered(place) is not None:
+                raise Invalid("for this kind of store, keyring= must name the keyring's store", code="invalid.argument")
+            place += ".keys"
+    if must_exist and not in_postgres(place) and not place.startswith("memory:") and _registered(place) is None:
+        directory = directory_of(place)
+        if not Path(directory or file_of(place)).exists():
+            return None
+    return backend_at(place, durability="full", read_only=read_only, schema=schema)
+
+
 def _registered(url: str) -> Callable[..., Backend] | None:
     """Return the function that an installed package has registered for the URL's scheme; None if there is none."""
     scheme = _SCHEME.match(url)

@@ -46,6 +46,7 @@ LINES = {
     "reindex": "reindex",
     "migrate": "migrate --yes",
     "backup": "backup copy.db",
+    "keys": "keys status",
     "export": "export all",
     "import": "import notes.json",
     "call": "call persistence_stats",

@@ -6,20 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import backtrail
 from backtrail import Conflict, Invalid
 from tests.conformance.base import Suite, changing, fill, head, messages
 from tests.support.sample_store import everything, furnish
+from tests.support.sealing import open_copy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from backtrail import Store
-
-
-def opened(path: Path, *, read_only: bool = False) -> Store:
-    """Open a backup, of whatever kind it is."""
-    return backtrail.open(path.as_uri() if path.is_dir() else path, read_only=read_only)
 
 
 def size_of(path: Path) -> int:
@@ -36,10 +31,10 @@ class Backups(Suite):
         path = tmp_path / "backups" / "backup"
         assert store.backup(path) == size_of(path)
         for read_only in (True, False):
-            with opened(path, read_only=read_only) as saved:
+            with open_copy(store, path, read_only=read_only) as saved:
                 assert everything(saved) == wanted
                 assert saved.verify().ok
-        with opened(path) as saved:
+        with open_copy(store, path) as saved:
             assert [hit.conversation_id for hit in saved.search("later")] == ["c"]
             assert saved.thread("trip").append("messages", "one more").step == head(saved.thread("trip")).step
             saved.gc()
@@ -53,14 +48,14 @@ class Backups(Suite):
         store.backup(tmp_path / "backup", progress=meanwhile)
         assert len(done) == 1
         assert everything(store) != before
-        with opened(tmp_path / "backup") as saved:
+        with open_copy(store, tmp_path / "backup") as saved:
             assert everything(saved) == before
             assert head(saved.thread("c")).state == {"messages": messages(300)}
             assert saved.verify().ok
 
     def test_an_empty_store_has_a_backup(self, store: Store, tmp_path: Path) -> None:
         store.backup(tmp_path / "backup")
-        with opened(tmp_path / "backup") as saved:
+        with open_copy(store, tmp_path / "backup") as saved:
             assert everything(saved) == {}
             saved.thread("t").save({"n": 1})
 

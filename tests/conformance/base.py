@@ -56,6 +56,14 @@ class Clock:
         self.now += int(seconds * SECOND)
 
 
+def storage(store: Store) -> Any:
+    """Return the backend that keeps a store's bytes: in an encrypted store, the one below the encryption.
+
+    There, the digest of a chunk is what `chunk_page` of the store says: its address.
+    """
+    return getattr(store._backend, "below", store._backend)
+
+
 @contextmanager
 def chunks_read(store: Store) -> Iterator[list[bytes]]:
     """Count chunk reads: yield a list of the digests of all chunks that are read in the block."""

@@ -12,9 +12,9 @@ import pytest
 import backtrail
 from backtrail import AgentState, Conversation, Invalid, Message
 from backtrail.engine import manifests
-from tests.conformance.backups import opened
 from tests.conformance.base import Suite, fill, messages
 from tests.conformance.repair import DAMAGE, column, loaded, payload, stored
+from tests.support.sealing import open_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ def _backup(store: Store, path: Path, progress: Progress) -> None:
     except Stop:
         assert not [*place.iterdir()]
         raise
-    with opened(place / "one", read_only=True) as saved:
+    with open_copy(store, place / "one", read_only=True) as saved:
         assert loaded(saved).items() <= loaded(store).items()  # more may have come since
     shutil.rmtree(place)
 

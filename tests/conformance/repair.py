@@ -16,7 +16,7 @@ from backtrail.engine import log, manifests
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.tree.decode import Decoder
 from backtrail.maintenance import gc
-from tests.conformance.base import Suite, fill, head, ids, messages, states
+from tests.conformance.base import Suite, fill, head, ids, messages, states, storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,7 @@ def _missing_chunk(store: Store) -> set[Place]:
 
 def _damaged_chunk(store: Store) -> set[Place]:
     """A chunk is damaged that no checkpoint needs, yet."""
-    store._backend.commit(Batch(chunks=((bytes(32), b"\0what was never saved"),)))
+    storage(store).commit(Batch(chunks=((bytes(32), b"\0what was never saved"),)))
     return set()
 
 
@@ -386,14 +386,14 @@ class Repairing(Suite):
     def test_a_chunk_is_had_back_by_saving_the_same(self, store: Store) -> None:
         whole = {"messages": messages(70)}
         store.thread("t").save(whole)
-        page = [digest for digest, _ in store._backend.chunk_page(b"", 100)]
+        page = [address for address, _ in store._backend.chunk_page(b"", 100)]
         store._backend.remove_chunks(page[:1], 1 << 40)
-        store._backend.commit(Batch(chunks=((page[0], b"\0damaged"),)))
+        storage(store).commit(Batch(chunks=((page[0], b"\0damaged"),)))
         report = store.verify(repair=True)
         assert report.chunks == (page[0].hex(),)
         assert store.thread("again").save(whole).state == whole
         assert store.verify().ok
-        assert store._backend.present(page[:1])
+        assert storage(store).present(page[:1])
 
     def test_agent_checkpoint_keeps_undamaged_conversations(self, store: Store) -> None:
         furnish(store)

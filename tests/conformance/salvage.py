@@ -15,7 +15,7 @@ import backtrail
 from backtrail import AgentState, Conversation, Message, Policy
 from backtrail.backends.port import Batch, NewThread
 from backtrail.engine import log
-from tests.conformance.base import Suite, fill, messages
+from tests.conformance.base import Suite, fill, messages, storage
 from tests.conformance.repair import _row as row_of
 from tests.conformance.repair import (
     column,
@@ -191,25 +191,25 @@ class Salvaging(Suite):
     def test_repair_keeps_a_chunk_put_after_its_last_look(self, store: Store) -> None:
         store.thread("a").save(_LARGE)
         store.thread("a").delete()
-        digest, sound = _damage_chunk(store)
+        address, sound = _damage_chunk(store)
 
         def others() -> None:
-            store._backend.remove_chunks([digest], 1 << 40)
-            store._backend.commit(Batch(chunks=((digest, sound),)))
+            storage(store).remove_chunks([address], 1 << 40)
+            storage(store).commit(Batch(chunks=((address, sound),)))
 
         with _before_removal(store, others):
             store.verify(repair=True)
-        assert store._backend.chunks([digest]) == {digest: sound}
+        assert storage(store).chunks([address]) == {address: sound}
         assert store.verify().ok
 
     def test_repair_removes_a_damaged_chunk_that_a_writer_touched(self, store: Store) -> None:
         """A checkpoint with a lost chunk is named as damaged; saving the same content repairs it."""
         store.thread("a").save(_LARGE)
         store.thread("a").delete()
-        digest, _ = _damage_chunk(store)
+        address, _ = _damage_chunk(store)
         with _before_removal(store, lambda: store.thread("b").save(_LARGE)):
             store.verify(repair=True)
-        assert not store._backend.present([digest])
+        assert not storage(store).present([address])
         assert [damage.thread_id for damage in store.verify().damaged] == ["b"]
         store.thread("c").save(_LARGE)
         assert store.verify().ok
@@ -286,20 +286,20 @@ def _moved(thread: Thread[Any]) -> Thread[Any]:
 
 
 def _chunk(store: Store) -> tuple[bytes, bytes]:
-    ((digest, _), *_) = store._backend.chunk_page(b"", 1)
-    return digest, store._backend.chunks([digest])[digest]
+    ((address, _), *_) = store._backend.chunk_page(b"", 1)
+    return address, storage(store).chunks([address])[address]
 
 
 def _remove_chunk(store: Store) -> tuple[bytes, bytes]:
-    digest, sound = _chunk(store)
-    assert store._backend.remove_chunks([digest], 1 << 40) > 0
-    return digest, sound
+    address, sound = _chunk(store)
+    assert store._backend.remove_chunks([address], 1 << 40) > 0
+    return address, sound
 
 
 def _damage_chunk(store: Store) -> tuple[bytes, bytes]:
-    digest, sound = _remove_chunk(store)
-    store._backend.commit(Batch(chunks=((digest, b"\0damaged"),)))
-    return digest, sound
+    address, sound = _remove_chunk(store)
+    storage(store).commit(Batch(chunks=((address, b"\0damaged"),)))
+    return address, sound
 
 
 def _once(when: str, others: Callable[[], object]) -> Callable[[str, int], None]:

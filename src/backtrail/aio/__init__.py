@@ -1,7 +1,7 @@
 """The async mirror of backtrail: the same names, awaited. docs/async.md says what differs.
 
-tools/generate_aio.py makes `checkpoint`, `thread`, `agents`, `conversations`, `runs` and `store` from the synchronous
-modules; `blocks`, `scheduler`, `run`, `copy` and `executor` are written by hand.
+tools/generate_aio.py makes `checkpoint`, `thread`, `agents`, `conversations`, `runs`, `keys` and `store` from the
+synchronous modules; `blocks`, `scheduler`, `run`, `copy` and `executor` are written by hand.
 """
 
 from backtrail.aio.checkpoint import Checkpoint

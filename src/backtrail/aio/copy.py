@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from backtrail.aio.executor import detached
@@ -15,17 +16,26 @@ if TYPE_CHECKING:
 
     from backtrail import store
     from backtrail.models import CopyReport
+    from backtrail.sealed.keys import Key
 
 Place = Store | str | os.PathLike[str]
 
 
-async def copy(src: Place, dst: Place, *, progress: Callable[[str, int], None] | None = None) -> CopyReport:
+async def copy(
+    src: Place,
+    dst: Place,
+    *,
+    key: Key | None = None,
+    to_key: Key | None = None,
+    plain: bool = False,
+    progress: Callable[[str, int], None] | None = None,
+) -> CopyReport:
     """Copy a whole store into another one, and compare the root of every checkpoint; see `backtrail.copy`.
 
     `src` and `dst` are asynchronous stores, or URLs. `progress` is called in the event loop.
     """
-    source, target = _plain(src), _plain(dst)
-    return await detached().watched(lambda tell: sync.copy(source, target, progress=tell), progress)
+    make = partial(sync.copy, _plain(src), _plain(dst), key=key, to_key=to_key, plain=plain)
+    return await detached().watched(lambda tell: make(progress=tell), progress)
 
 
 async def restore_backup(

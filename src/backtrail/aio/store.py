@@ -12,6 +12,7 @@ from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoint import Checkpoint
 from backtrail.aio.conversations import Conversations
 from backtrail.aio.executor import Executor
+from backtrail.aio.keys import Keys
 from backtrail.aio.run import Run
 from backtrail.aio.runs import Runs
 from backtrail.aio.thread import Thread
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from backtrail.runs.strategies import Strategy
+    from backtrail.sealed.keys import Key
 
 S = TypeVar("S")
 
@@ -52,6 +54,8 @@ def open(  # noqa: A001 - as backtrail.open
     compression: bool = True,
     schema: str | None = None,
     types: Iterable[Any] = (),
+    key: Key | None = None,
+    keyring: str | os.PathLike[str] | None = None,
 ) -> Opening[sync.Store, Store]:
     """Open a store; create it if it does not exist.
 
@@ -62,6 +66,9 @@ def open(  # noqa: A001 - as backtrail.open
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
     classes that loading may construct, with the classes that their annotations name.
+
+    `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
+    that is not beside the store. See docs/encryption.md.
     """
     make = partial(
         sync.open,
@@ -74,6 +81,8 @@ def open(  # noqa: A001 - as backtrail.open
         compression=compression,
         schema=schema,
         types=types,
+        key=key,
+        keyring=keyring,
     )
     return Opening(make, Store, sync.Store.close)
 
@@ -87,6 +96,7 @@ class Store:
         self._agents = Agents(self._executor, store.agents)
         self._conversations = Conversations(self._executor, store.conversations)
         self._runs = Runs(self._executor, store.runs)
+        self._keys = Keys(self._executor, store.keys)
 
     @overload
     def thread(
@@ -214,6 +224,11 @@ class Store:
     def runs(self) -> Runs:
         """The runs of all agents."""
         return self._runs
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of an encrypted store."""
+        return self._keys
 
     def run(
         self,
@@ -387,13 +402,14 @@ class Store:
         kind: str | None = None,
         agent: str | None = None,
         since: str | os.PathLike[str] | None = None,
+        plain: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
         """Write a snapshot of the store to a new file; other processes can write meanwhile.
 
         `threads` restricts it to ids of threads, conversations and runs, or of one `kind` of these; `agent` to one
         agent. `since` names an earlier export, by its path, or by its id if it is in the same directory: then only
-        changes are written.
+        changes are written. An export is not encrypted: an encrypted store writes one only with `plain=True`.
         """
         work = partial(
             self._sync.export,
@@ -402,6 +418,7 @@ class Store:
             kind=kind,
             agent=agent,
             since=since,
+            plain=plain,
         )
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
 

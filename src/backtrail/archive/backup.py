@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.archive.copy import copy_engine
 from backtrail.atomic_file import PARTS, Access, path_of, placed, remove, sync, temporary, translated
-from backtrail.backends.port import Copyable
+from backtrail.backends.port import SEALED, Copyable
 from backtrail.engine.reader import Options
 from backtrail.engine.schema.registry import Types
 from backtrail.errors import Invalid, NotFound, Unavailable
@@ -28,6 +28,8 @@ from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from backtrail.backends.port import Backend
 
     Progress = Callable[[str, int], None] | None
 
@@ -46,7 +48,8 @@ _HERE: Final = -100
 def backup(engine: Engine, path: Any, progress: Progress) -> int:
     """Write a backup of the whole store to a new path; return its size in bytes.
 
-    The backup is a store of the same kind if the backend is `Copyable`, otherwise an SQLite file.
+    The backup is a store of the same kind if the backend is `Copyable`, otherwise an SQLite file. The backup of an
+    encrypted store is encrypted, and does not have the keyring.
     """
     check_progress(progress)
     backend = engine.outside().backend
@@ -62,8 +65,41 @@ def backup(engine: Engine, path: Any, progress: Progress) -> int:
         temporary() as folder,
         closing(SqliteBackend(folder / "backup", durability="relaxed")) as other,
     ):
-        copy_engine(engine, lambda: nullcontext(Engine(other, Types(), Options())), progress)
+        if backend.present([SEALED]):
+            _copy_sealed(backend, other, progress)
+        else:
+            copy_engine(engine, lambda: nullcontext(Engine(other, Types(), Options())), progress)
         return other.backup(part, progress)
+
+
+def backup_keyring(backend: Backend, path: Any) -> int:
+    """Write a backup of a keyring to a new path; return its size in bytes."""
+    target = path_of(path)
+    if isinstance(backend, Copyable):
+        with placed(target, beside=backend.beside) as part:
+            return backend.backup(part, None)
+    with loading:
+        from backtrail.backends.sqlite.backend import SqliteBackend  # noqa: PLC0415 - few need it here
+        from backtrail.sealed.replica import replicate  # noqa: PLC0415
+
+    with (
+        placed(target, beside=SqliteBackend.beside) as part,
+        temporary() as folder,
+        closing(SqliteBackend(folder / "backup", durability="relaxed")) as other,
+    ):
+        with backend.snapshot() as view:
+            replicate(view, other, None)
+        return other.backup(part, None)
+
+
+def _copy_sealed(backend: Any, other: Backend, progress: Progress) -> None:
+    """Copy an encrypted store as it is: its backup is encrypted by the same keys."""
+    if not hasattr(backend, "copy_to"):
+        raise Unavailable(
+            "a backup of an encrypted store needs the whole store: use a store without a scope",
+            code="unavailable.scope",
+        )
+    backend.copy_to(other, progress)
 
 
 # -- restoring --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from backtrail.archive.export import export
 from backtrail.archive.import_ import import_
 from backtrail.archive.reader import Archive
 from backtrail.atomic_file import temporary
+from backtrail.backends.port import SEALED
 from backtrail.engine import log, manifests
 from backtrail.errors import Corrupt, Invalid
 from backtrail.models import CopyReport
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from backtrail.archive.format import ThreadEntry
     from backtrail.backends.port import Backend
+    from backtrail.sealed.keys import Key
     from backtrail.transaction import Engine
 
     Progress = Callable[[str, int], None] | None
@@ -31,19 +33,34 @@ def copy(
     src: Store | str | os.PathLike[str],
     dst: Store | str | os.PathLike[str],
     *,
+    key: Key | None = None,
+    to_key: Key | None = None,
+    plain: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> CopyReport:
     """Copy a whole store into another store, and compare the root hash of every checkpoint.
 
     `src` and `dst` are stores or URLs. `src` must exist, and is only read. `dst` may have other threads. A second copy
     adds only what is new; see `Store.import_`. The data passes through a temporary file.
+
+    `key` and `to_key` are the keys of `src` and `dst`, if they are URLs of encrypted stores. An encrypted store is
+    copied to the URL of a store that is not encrypted only with `plain=True`.
     """
     for given in (src, dst):
         if not isinstance(given, Store | str | os.PathLike):
             raise Invalid(f"a copy must be between stores or their URLs, not {given!r}", code="invalid.argument")
     check_progress(progress)
-    with _store(src, read_only=True) as source:
-        return copy_to(source, lambda: _store(dst, read_only=False), progress=progress)
+    with _store(src, key, read_only=True) as source:
+        if is_encrypted(source) and to_key is None and not plain and not isinstance(dst, Store):
+            raise Invalid(
+                "the source is encrypted: pass to_key=, the key of the copy, or plain=True", code="invalid.plain_copy"
+            )
+        return copy_to(source, lambda: _store(dst, to_key, read_only=False), progress=progress)
+
+
+def is_encrypted(store: Store) -> bool:
+    """Tell whether a store is encrypted."""
+    return bool(store._backend.present([SEALED]))  # noqa: SLF001 - a part of what a store does
 
 
 def copy_to(
@@ -64,7 +81,7 @@ def copy_to(
 
 def copy_engine(source: Engine, target: Callable[[], AbstractContextManager[Engine]], progress: Progress) -> CopyReport:
     """Copy a store through a temporary export file, and compare all visible checkpoints."""
-    with temporary() as folder:
+    with temporary(in_memory=bool(source.backend.present([SEALED]))) as folder:
         path = folder / "copy"
         export(source, path, progress=progress)
         with target() as engine, Archive(path) as archive:
@@ -99,5 +116,9 @@ def _count_equal(backend: Backend, archive: Archive, entry: ThreadEntry) -> int:
     return count
 
 
-def _store(given: Store | str | os.PathLike[str], *, read_only: bool) -> AbstractContextManager[Store]:
-    return nullcontext(given) if isinstance(given, Store) else open(given, read_only=read_only)
+def _store(given: Store | str | os.PathLike[str], key: Key | None, *, read_only: bool) -> AbstractContextManager[Store]:
+    if not isinstance(given, Store):
+        return open(given, read_only=read_only, key=key)
+    if key is not None:
+        raise Invalid("a store is open already: pass key= and to_key= with URLs only", code="invalid.argument")
+    return nullcontext(given)

@@ -22,6 +22,7 @@ from backtrail.backends.port import (
     IndexHit,
     IndexState,
     MissingChunks,
+    PlainChunks,
     Reader,
     Stale,
     Usage,
@@ -433,7 +434,7 @@ def _numbers(store: Reader, after: int = 0) -> list[int]:
 # -- maintenance --------------------------------------------------------------------------------------
 
 
-class MinimalMaintenance(MemoryIndex):
+class MinimalMaintenance(PlainChunks, MemoryIndex):
     """A `Maintenance` that does nothing: it removes, rewrites and repairs nothing, and reports no damage.
 
     Garbage collection changes nothing in a store with this class. A backend that frees space overrides next_epoch,

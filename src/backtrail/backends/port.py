@@ -7,6 +7,7 @@ A backend stores five kinds of data. It does not know what they mean.
   apart from its `hidden` flag and, during maintenance, its payload. The newest row of a thread is never removed.
 - **Tags and pins** on rows. A tag is a word. A pin is the uid of a thread, its holder, for which the row is kept.
 - **Chunks.** A chunk is bytes under a 32-byte digest, with the epoch of the last commit that put or touched it.
+  Maintenance names a chunk by its address, which is the digest itself, except in an encrypted store.
 - **Index entries.** An entry is a text to search for. The engine makes entries from rows, and can make them again.
 
 Five protocols say what a backend does. `Backend` is all of them, with groups, snapshots and `close`.
@@ -49,6 +50,15 @@ if TYPE_CHECKING:
 
     from backtrail.atomic_file import Access
 
+
+ERASED: Final = b"erased"
+"""The checksum of a row that cannot be read because its key was destroyed."""
+
+SEALED: Final = b"backtrail sealed store, format 1"
+"""The address of a chunk that every encrypted store has, and no other: its bytes are the store's id."""
+
+KEYRING: Final = b"backtrail keyring store format 1"
+"""The address of a chunk that every keyring of an encrypted store has, and no other store."""
 
 new_tuple: Final = tuple.__new__
 """Makes a named tuple from all its fields, in a quarter of the time of its class: every write makes several."""
@@ -517,10 +527,19 @@ class Maintenance(Protocol):
     def next_epoch(self) -> int:
         """Begin an epoch and return its number; every later commit stamps its chunks with this epoch or a newer one."""
 
-    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        """Return up to `limit` pairs (digest, epoch) with digests above `after`, ascending."""
+    def addresses(self, digests: Collection[bytes]) -> Collection[bytes]:
+        """Return the addresses of chunks, in order. See `PlainChunks`."""
 
-    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """Return up to `limit` pairs (address, epoch) with addresses above `after`, ascending."""
+
+    def damaged_chunks(self, addresses: Sequence[bytes], is_sound: Callable[[bytes, bytes], bool]) -> list[bytes]:
+        """Return the addresses of the given chunks that are damaged; absent chunks are left out. See `PlainChunks`.
+
+        `is_sound(digest, stored)` tells whether the stored bytes of a chunk match its digest.
+        """
+
+    def remove_chunks(self, addresses: Sequence[bytes], before_epoch: int) -> int:
         """Remove the given chunks whose epoch is below `before_epoch`; return the removed bytes."""
 
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
@@ -608,6 +627,22 @@ class Copyable(Protocol):
 
 
 # -- shared by backends -------------------------------------------------------------------------------
+
+
+class PlainChunks:
+    """The part of `Maintenance` that is the same for every backend that stores chunks as it gets them."""
+
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """See `Reader.chunks`."""
+        raise NotImplementedError
+
+    def addresses(self, digests: Collection[bytes]) -> Collection[bytes]:
+        """Return the digests: a chunk is stored under its digest."""
+        return digests
+
+    def damaged_chunks(self, addresses: Sequence[bytes], is_sound: Callable[[bytes, bytes], bool]) -> list[bytes]:
+        """Return the digests of the chunks whose bytes do not match."""
+        return [digest for digest, stored in self.chunks(addresses).items() if not is_sound(digest, stored)]
 
 
 def as_tagged(batch: Batch, tags: Callable[[int, int], Iterable[str]]) -> bool:

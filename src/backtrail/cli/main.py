@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.output import clean, for_stderr, say
-from backtrail.cli.parameters import DAMAGED, Failure, Invocation, translated
+from backtrail.cli.parameters import DAMAGED, Failure, Invocation, store_options, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "catalog": "threads agents conversations runs stats where",
     },
     "Change": {"edits": "save fork rewind undo redo restore settle tag delete"},
-    "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup"},
+    "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup", "keys": "keys"},
     "Move": {"archives": "export import copy"},
     "Call": {"builtins": "call", "server": "serve mcp"},
 }
@@ -49,7 +49,7 @@ _MODULES: Final = {
 }
 _WHOLE_STORE: Final = ("gc", "export", "copy")
 """Commands that read the whole store and stop at damage."""
-_USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
+_USAGE: Final = ("invalid.key", "invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
 
 
 def load(name: str) -> Command:
@@ -132,19 +132,17 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--store", metavar="URL", help="The store. Default: $BACKTRAIL_URL, else the user's own store.")
-@click.option("--schema", metavar="NAME", help="The schema of a PostgreSQL store.")
-@click.option("--debug", is_flag=True, help="Show the stack trace of an error.")
+@store_options
 @click.version_option(package_name="backtrail", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, store: str | None, schema: str | None, *, debug: bool) -> None:
+def cli(ctx: click.Context, /, store: str | None, **options: Any) -> None:
     """Save, resume, fork, diff and rewind the state of agents.
 
     A THREAD is an id. A REF names a checkpoint: trip (the head), trip@12 (step 12), trip@~3 (three before the head),
     trip@label, trip@tag, trip@1f83 (the first digits of its id), or a full id.
     """
     ctx.obj = Invocation()
-    ctx.obj.take(store, schema, debug=debug)
+    ctx.obj.take(store, **options)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ thread is the thread.
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 import sys
 import time
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backtrail.checkpoint import Checkpoint
+    from backtrail.sealed.keys import Key
     from backtrail.store import Store
     from backtrail.thread import Thread
 
@@ -56,6 +58,13 @@ _PHRASES: Final = (
     ("force=True undoes", "--force undoes"),
     ("contains=True searches", "--contains searches"),
     ("schema= is for", "--schema is for"),
+    ("open it with key= (Key.from_file, Key.from_env); commands take --key-file or", "pass --key-file, or set"),
+    ("open it without key=, or copy", "omit the key, or copy"),
+    (", or name it in keyring=", ", or name it with --keyring"),
+    (" in keyring=", " with --keyring"),
+    ("keyring= requires key=", "--keyring requires --key-file, $BACKTRAIL_KEY_FILE or $BACKTRAIL_KEY"),
+    (": open the store with the other key, or name it in previous=", ""),
+    ("pass plain=True, or make a backup", "pass --plain, or make a backup with `backtrail backup FILE`"),
     ("use set()", "use --set"),
     ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
     ("`reindex` rebuilds", "`backtrail reindex` rebuilds"),
@@ -92,15 +101,27 @@ class Invocation:
 
     url: str | None = None
     schema: str | None = None
+    key_file: str | None = None
+    keyring: str | None = None
     debug: bool = False
 
-    def take(self, url: str | None, schema: str | None, *, debug: bool) -> None:
+    def take(
+        self,
+        url: str | None,
+        schema: str | None = None,
+        *,
+        key_file: str | None = None,
+        keyring: str | None = None,
+        debug: bool = False,
+    ) -> None:
         """Add the options that came after the command: they replace those before it."""
-        for option, value in (("--store", url), ("--schema", schema)):
+        given = {"url": url, "schema": schema, "key_file": key_file, "keyring": keyring}
+        for option, value in zip(("--store", "--schema", "--key-file", "--keyring"), given.values(), strict=True):
             if value is not None and not value.strip():
                 raise click.UsageError(f"{option} is empty: pass a value, or omit the option")
-        self.url = self.url if url is None else url
-        self.schema = self.schema if schema is None else schema
+        for name, value in given.items():
+            if value is not None:
+                setattr(self, name, value)
         self.debug = self.debug or debug
 
     def read(self) -> Store:
@@ -117,7 +138,12 @@ class Invocation:
         """Return a command for this store, quoted for a shell, without the password."""
         from backtrail.urls import shown
 
-        options = (("--store", shown(self.url) if self.url else None), ("--schema", self.schema))
+        options = (
+            ("--store", shown(self.url) if self.url else None),
+            ("--schema", self.schema),
+            ("--key-file", self.key_file),
+            ("--keyring", shown(self.keyring) if self.keyring else None),
+        )
         store = [word for option, value in options if value for word in (option, value)]
         return " ".join(map(quoted, ["backtrail", *words, *store, *last]))
 
@@ -140,7 +166,16 @@ class Invocation:
 
         if (self.url or default_url()).startswith("file:"):  # only the file backend logs
             print_log_warnings()
-        return backtrail.open(self.url, read_only=read_only, schema=self.schema)
+        return backtrail.open(self.url, read_only=read_only, schema=self.schema, key=self.key(), keyring=self.keyring)
+
+    def key(self) -> Key | None:
+        """Return the key of an encrypted store: from --key-file, else from the environment; None for a plain store."""
+        file = self.key_file or os.environ.get("BACKTRAIL_KEY_FILE")
+        if not file and not os.environ.get("BACKTRAIL_KEY"):
+            return None
+        from backtrail.sealed.keys import Key
+
+        return Key.from_file(file) if file else Key.from_env("BACKTRAIL_KEY")
 
 
 def translated(text: str, session: Invocation) -> str:
@@ -163,6 +198,13 @@ def searchable(session: Invocation) -> Store:
         return session.write()
     except Unavailable:
         return session.read()
+
+
+def is_encrypted(store: Store) -> bool:
+    """Tell whether a store is encrypted."""
+    from backtrail.archive.copy import is_encrypted
+
+    return is_encrypted(store)
 
 
 def in_memory() -> Store:
@@ -215,17 +257,14 @@ def command(*, examples: Sequence[str] = (), prints: bool = True, name: str | No
         @click.pass_context
         def run(ctx: click.Context, /, **options: Any) -> None:
             session = ctx.ensure_object(Invocation)
-            session.take(options.pop("store"), options.pop("schema"), debug=options.pop("debug"))
+            names = ("schema", "key_file", "keyring", "debug")
+            session.take(options.pop("store"), **{name: options.pop(name) for name in names})
             if prints:
                 options["out"] = Output(_form(as_json=options.pop("as_json"), as_jsonl=options.pop("as_jsonl")))
             function(session, **options)
 
         update_wrapper(run, function)
-        run = click.option("--debug", is_flag=True, help="Show the stack trace of an error.")(run)
-        run = click.option("--schema", metavar="NAME", help="The schema of a PostgreSQL store.")(run)
-        run = click.option(
-            "--store", metavar="URL", help="The store. Default: $BACKTRAIL_URL, else the user's own store."
-        )(run)
+        run = store_options(run)
         if prints:
             run = click.option("--jsonl", "as_jsonl", is_flag=True, help="Print JSON, one value per line.")(run)
             run = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(run)
@@ -237,7 +276,24 @@ def command(*, examples: Sequence[str] = (), prints: bool = True, name: str | No
     return decorated
 
 
-_LAST: Final = ("yes", "as_json", "as_jsonl", "store", "schema", "debug")
+_LAST: Final = ("yes", "as_json", "as_jsonl", "store", "schema", "key_file", "keyring", "debug")
+
+
+def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select the store."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show the stack trace of an error."),
+        click.option("--keyring", metavar="URL", help="The keyring of an encrypted store, if it is not beside it."),
+        click.option(
+            "--key-file",
+            metavar="FILE",
+            help="The key of an encrypted store. Default: $BACKTRAIL_KEY_FILE, else $BACKTRAIL_KEY.",
+        ),
+        click.option("--schema", metavar="NAME", help="The schema of a PostgreSQL store."),
+        click.option("--store", metavar="URL", help="The store. Default: $BACKTRAIL_URL, else the user's own store."),
+    ):
+        function = option(function)
+    return function
 
 
 def _form(*, as_json: bool, as_jsonl: bool) -> str | None:
@@ -312,8 +368,9 @@ class ThreadId(click.ParamType):  # type: ignore[type-arg]
 
         del param
         before = ctx.parent.params if ctx.parent else {}
-        store_options = {name: ctx.params.get(name) or before.get(name) for name in ("store", "schema")}
-        session = Invocation(store_options["store"], store_options["schema"])
+        names = ("store", "schema", "key_file", "keyring")
+        url, schema, key_file, keyring = (ctx.params.get(name) or before.get(name) for name in names)
+        session = Invocation(url, schema, key_file, keyring)
         kinds = [ctx.params["kind"]] if ctx.params.get("kind") else KINDS
         try:
             with session.read() as store:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.backends.port import Row
+from backtrail.backends.port import ERASED, Row
 from backtrail.engine import adapter_labels, log, payload
 from backtrail.engine.compression import stands_beside
 from backtrail.engine.manifests import SPACE, pinned_seqs
@@ -200,6 +200,9 @@ class LogReader:
 
     def damaged(self, record: ThreadRecord, seq: int, why: str, code: str = "corrupt.row") -> Corrupt:
         """Return the error for a checkpoint that cannot be read. `why` may be the text of another such error."""
+        if code == "corrupt.row" and (there := self.row(record, seq)) is not None and there.check == ERASED:
+            why = "its key was destroyed: it was erased, or this is a copy from before the keys were rotated"
+            code = "corrupt.erased"
         name = log.checkpoint_id(record.uid, seq)
         told = f"checkpoint {name} of thread {record.name!r} cannot be read: "
         return Corrupt(told + why.removeprefix(told), code=code, checkpoint_id=name)

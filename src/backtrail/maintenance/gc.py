@@ -26,6 +26,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from backtrail.backends.port import ERASED
 from backtrail.engine import asides, log, manifests, payload, retention, throttle
 from backtrail.engine.compression import BESIDE_MAX, Beside, squeeze, stands_beside, unsqueeze_beside
 from backtrail.engine.head import HeadMover
@@ -242,6 +243,8 @@ def _mark_newer(reader: StoreReader, record: ThreadRecord, live: set[bytes], sin
 
 
 def _mark_row(reader: StoreReader, record: ThreadRecord, row: Row, live: set[bytes]) -> None:
+    if row.check == ERASED:
+        return  # no key can read the chunks that only this row refers to
     try:
         below = chunks_below(reader.nodes(), row, live)
     except Corrupt as error:
@@ -302,9 +305,10 @@ def _sweep(
 ) -> tuple[int, int]:
     chunks = size = seen = 0
     after = b""
+    needed = reader.backend.addresses(live)
     while page := reader.backend.chunk_page(after, _PAGE):
         after = page[-1][0]
-        dead = [digest for digest, stamped in page if stamped < epoch and digest not in live]
+        dead = [address for address, stamped in page if stamped < epoch and address not in needed]
         for part in throttle.slices(dead):
             with paced.write():
                 size += reader.backend.remove_chunks(part, epoch)

@@ -204,7 +204,7 @@ def write_off(reader: StoreReader, findings: Findings, progress: Progress = None
         indexer.catch_up(reader, progress=progress)
 
 
-def _remove_chunks(reader: StoreReader, digests: Sequence[bytes]) -> None:
+def _remove_chunks(reader: StoreReader, addresses: Sequence[bytes]) -> None:
     """Remove the chunks that are still damaged; repeat until each chunk is gone or sound.
 
     Each round begins a new epoch before it reads the chunks, and chunks that are put or touched in that epoch stay. So
@@ -213,8 +213,8 @@ def _remove_chunks(reader: StoreReader, digests: Sequence[bytes]) -> None:
     read and the next `verify` name it, and saving the same content completes it. A writer that commits after the
     removal gets `MissingChunks`, and puts the chunk.
     """
-    for start in range(0, len(digests), _PAGE):
-        page = digests[start : start + _PAGE]
+    for start in range(0, len(addresses), _PAGE):
+        page = addresses[start : start + _PAGE]
         for _ in range(_TRIES):
             epoch = reader.backend.next_epoch()
             page = damaged_chunks(reader, page)

@@ -472,17 +472,18 @@ def _scan_chunks(reader: StoreReader, findings: Findings, good: set[bytes], prog
     """Check the chunks that no state refers to, because a later save of the same content would reuse them."""
     count = 0
     after = b""
+    read = reader.backend.addresses(good)
     while page := reader.backend.chunk_page(after, _PAGE):
-        findings.chunks += damaged_chunks(reader, [digest for digest, _ in page if digest not in good])
+        findings.chunks += damaged_chunks(reader, [address for address, _ in page if address not in read])
         after = page[-1][0]
         count += len(page)
         if progress:
             progress("chunks", count)
 
 
-def damaged_chunks(reader: StoreReader, digests: Sequence[bytes]) -> list[bytes]:
-    """Return the digests of the chunks whose stored bytes do not match their digest. Missing chunks are ignored."""
-    return [digest for digest, stored in reader.backend.chunks(digests).items() if not is_chunk_sound(digest, stored)]
+def damaged_chunks(reader: StoreReader, addresses: Sequence[bytes]) -> list[bytes]:
+    """Return the addresses of the chunks whose stored bytes do not match their digest. Missing chunks are ignored."""
+    return reader.backend.damaged_chunks(addresses, is_chunk_sound)
 
 
 # -- the report ---------------------------------------------------------------------------------------
@@ -504,7 +505,7 @@ def report(findings: Findings, faults: list[str], repairs: tuple[str, ...], *, r
         ),
         misindexed=tuple(record.name for record in findings.misindexed),
         faults=(*faults, *times, *(fault for each in findings.agents for fault in _agent_faults(each))),
-        chunks=tuple(digest.hex() for digest in findings.chunks),
+        chunks=tuple(address.hex() for address in findings.chunks),
         salvage=tuple(_salvage(each) for each in findings.damaged),
         repairs=repairs,
         repaired=repaired,

@@ -96,7 +96,7 @@ def _answer(backend: Any, action: Any, earlier: Batch) -> Any:  # noqa: PLR0911 
             case "epoch":
                 return backend.next_epoch()
             case "sweep":
-                return backend.remove_chunks([digest("a"), digest("b")], 2)
+                return backend.remove_chunks(backend.addresses([digest("a"), digest("b")]), 2)
             case "remove":
                 return [backend.remove_rows(no, range(6)) for no in range(4)]
             case "rewrite":

@@ -31,29 +31,33 @@ class MaintenanceConformance(Conformance):
         second = backend.next_epoch()
         assert second > first
         backend.commit(Batch(chunks=((digest("a"), b"A"), (digest("d"), b"D")), touch=(digest("b"),)))
-        assert backend.chunk_page(b"", 9) == [
-            (digest("a"), second),
-            (digest("b"), second),
-            (digest("c"), first),
-            (digest("d"), second),
-        ]
+        addresses = backend.addresses([digest(name) for name in "abcd"])
+        epochs = zip(addresses, (second, second, first, second), strict=True)
+        assert backend.chunk_page(b"", 9) == sorted(epochs)
         assert backend.next_epoch() > second
 
-    def test_chunks_come_in_pages_by_digest(self, backend: Any) -> None:
+    def test_chunks_come_in_pages_by_address(self, backend: Any) -> None:
         backend.commit(Batch(chunks=tuple((digest(text), b"") for text in "dbca")))
-        page = [name for name, _ in backend.chunk_page(b"", 3)]
-        assert page == [digest("a"), digest("b"), digest("c")]
-        assert [name for name, _ in backend.chunk_page(page[-1], 3)] == [digest("d")]
-        assert backend.chunk_page(digest("d"), 3) == []
+        addresses = sorted(backend.addresses([digest(text) for text in "abcd"]))
+        page = [address for address, _ in backend.chunk_page(b"", 3)]
+        assert page == addresses[:3]
+        assert [address for address, _ in backend.chunk_page(page[-1], 3)] == addresses[3:]
+        assert backend.chunk_page(addresses[-1], 3) == []
+
+    def test_damaged_chunks_are_found_among_addresses(self, backend: Any) -> None:
+        backend.commit(Batch(chunks=((digest("a"), b"A"), (digest("b"), b"B"))))
+        addresses = list(backend.addresses([digest("a"), digest("gone")]))
+        assert backend.damaged_chunks(addresses, lambda name, stored: (name, stored) == (digest("a"), b"A")) == []
+        assert backend.damaged_chunks([], lambda *_: False) == []
 
     def test_only_chunks_of_older_epochs_are_removed(self, backend: Any) -> None:
         backend.commit(Batch(chunks=((digest("old"), b"12345"), (digest("kept"), b"1"), (digest("not named"), b"1"))))
         epoch = backend.next_epoch()
         backend.commit(Batch(touch=(digest("kept"),)))
         named = [digest("old"), digest("kept"), digest("none"), digest("old")]
-        assert backend.remove_chunks(named, epoch) == 5
+        assert backend.remove_chunks(backend.addresses(named), epoch) == 5
         assert backend.present([*named, digest("not named")]) == {digest("kept"), digest("not named")}
-        assert backend.remove_chunks(named, epoch) == 0
+        assert backend.remove_chunks(backend.addresses(named), epoch) == 0
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -141,7 +145,7 @@ class MaintenanceConformance(Conformance):
         batch = Batch(rows=((no, row(3)),), newest=((no, 2),), visible=((no, 1),), touch=(digest("a"),))
         backend.commit(batch)
         backend.commit(Batch(hide=((no, 1),)))
-        backend.remove_chunks([digest("a")], backend.next_epoch())
+        backend.remove_chunks(backend.addresses([digest("a")]), backend.next_epoch())
         before = everything(backend)
         assert backend.commit(batch) == ()
         assert everything(backend) == before
@@ -165,7 +169,7 @@ class MaintenanceConformance(Conformance):
             epoch = backend.next_epoch()
             backend.commit(Batch(chunks=((digest("a"), b"a"),)))
         assert [found.seq for found in backend.rows(no, [(1, 9)])] == [2, 3]
-        assert backend.chunk_page(b"", 9) == [(digest("a"), epoch)]
+        assert backend.chunk_page(b"", 9) == [(address, epoch) for address in backend.addresses([digest("a")])]
 
     def test_maintenance_touches_no_thread(self, backend: Any) -> None:
         no = start(backend, rows=3, agent="a")
@@ -224,7 +228,7 @@ class MaintenanceConformance(Conformance):
                 hide=tuple((no, at) for at in range(40)),
             )
         )
-        backend.remove_chunks([digest(str(at)) for at in range(45)], backend.next_epoch())
+        backend.remove_chunks(backend.addresses([digest(str(at)) for at in range(45)]), backend.next_epoch())
         backend.remove_rows(no, range(40))
         before = everything(backend)
         backend.reclaim()
@@ -265,7 +269,7 @@ class MaintenanceConformance(Conformance):
             backend.next_epoch()
             backend.commit(Batch(touch=(digest("old"),), chunks=((digest("new"), b"new"),)))
             assert backend.remove_rows(no, [1, 2]) == 2
-            assert backend.remove_chunks([digest("old")], 99) == 3
+            assert backend.remove_chunks(backend.addresses([digest("old")]), 99) == 3
             assert backend.rewrite(no, [backend.rows(no, [(3, 3)])[0]._replace(payload=b"other")]) == 1
             raise RuntimeError
         assert everything(backend) == before
@@ -278,7 +282,7 @@ class MaintenanceConformance(Conformance):
         with backend.snapshot() as view:
             backend.rewrite(no, [backend.rows(no, [(2, 2)])[0]._replace(payload=b"other")])
             backend.remove_rows(no, [1])
-            backend.remove_chunks([digest("a")], backend.next_epoch())
+            backend.remove_chunks(backend.addresses([digest("a")]), backend.next_epoch())
             assert everything(view) == before
         assert everything(backend) != before
 

@@ -13,6 +13,9 @@ ODD_TEXTS = ["", "a\0b", "\ud800", "\ud83d\ude00", "😀", "%", "_", "'; --", "\
 HOLDERS = [bytes(8), b"holder 1", b"\xff" * 8]
 """Uids of threads that rows are pinned for."""
 
+_CHUNKS = ("a", "b", "c", "new", "old", "there", "gone")
+"""The names of the chunks that `contents` returns."""
+
 _counter = itertools.count(1)
 
 
@@ -106,7 +109,7 @@ def contents(backend: Any) -> dict[str, Any]:
         "rows": {no: backend.rows(no, [(1, 100)], payload=True) for no in numbers},
         "tags": {no: backend.tags(no) for no in numbers},
         "pins": {no: backend.pins(no) for no in numbers},
-        "chunks": backend.chunks([digest(name) for name in ("a", "b", "c", "new", "old", "there", "gone")]),
+        "chunks": backend.chunks(list(map(digest, _CHUNKS))),
         "listed": listed(backend),
         "tips": [backend.tips(agent, touched=wanted) for agent in "ab" for wanted in (True, False)],
     }
@@ -115,8 +118,10 @@ def contents(backend: Any) -> dict[str, Any]:
 def everything(backend: Any) -> dict[str, Any]:
     """Return the whole content of a backend, through all its read methods."""
     page = backend.chunk_page(b"", 1000)
+    names = dict(zip(backend.addresses(list(map(digest, _CHUNKS))), _CHUNKS, strict=True))
     return contents(backend) | {
-        "chunk page": (page, backend.chunks([name for name, _ in page])),
+        "epochs": {name: epoch for address, epoch in page if (name := names.get(address))},
+        "other epochs": sorted(epoch for address, epoch in page if address not in names),
         "usage": backend.usage()._replace(stored_bytes=0, index_bytes=0),
         "marked": backend.unindexed(0, 1000),
     }

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from backtrail.backends.columns import as_record, as_row, as_tags, as_tip, encoded
-from backtrail.backends.port import IndexState, pins_as_tags, pins_of_rows, tags_in, tags_of_rows, written
+from backtrail.backends.port import IndexState, PlainChunks, pins_as_tags, pins_of_rows, tags_in, tags_of_rows, written
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CallingThread(threading.local, Generic[G]):
     """The threads of the store that the group has written to."""
 
 
-class SqlBackend(ABC, Generic[G]):
+class SqlBackend(PlainChunks, ABC, Generic[G]):
     """A backend on a database; `where` is the name of the store in error messages."""
 
     def __init__(self, where: str, *, read_only: bool) -> None:

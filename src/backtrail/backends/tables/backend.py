@@ -23,6 +23,7 @@ from backtrail.backends.port import (
     IndexHit,
     IndexState,
     Phrase,
+    PlainChunks,
     Row,
     Splice,
     ThreadRecord,
@@ -107,7 +108,7 @@ class _Mark:
         """The highest number of a thread at that time."""
 
 
-class TableBackend:
+class TableBackend(PlainChunks):
     """The port on the tables of a storage."""
 
     shows_texts = False

@@ -17,6 +17,7 @@ from backtrail.cli.parameters import (
     command,
     find_ids,
     in_memory,
+    is_encrypted,
     threads_option,
 )
 from backtrail.cli.summary import progress_in
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backtrail.cli.output import Output
+    from backtrail.sealed.keys import Key
+    from backtrail.store import Store
 
 _SHOWN: Final = 20
 _SQLITE: Final = b"SQLite format 3\0"
@@ -40,6 +43,7 @@ _EXPORT_KINDS: Final = tuple(kind for kind in KINDS if kind != "agent")
 @click.option("--kind", type=click.Choice(_EXPORT_KINDS), help="The kind of thing that has the id.")
 @agent_option
 @click.option("--since", metavar="FILE", help="Only what is new since this export.")
+@click.option("--plain", is_flag=True, help="Write the contents of an encrypted store in plain.")
 def export(
     session: Invocation,
     *,
@@ -49,6 +53,7 @@ def export(
     kind: str | None,
     agent: str | None,
     since: str | None,
+    plain: bool,
 ) -> None:
     """Export the store to the new file FILE.
 
@@ -56,7 +61,7 @@ def export(
     """
     with session.read() as store, progress_in(store) as progress:
         where = find_ids(store, threads, kind, kinds=_EXPORT_KINDS)
-        report = store.export(file, **where, agent=agent, since=since, progress=progress)
+        report = store.export(file, **where, agent=agent, since=since, plain=plain, progress=progress)
     if out.human:
         contents = f"{count(report.threads, 'thread')}, {count(report.visible_rows, 'visible row')}"
         out.tell(f"{file}: {contents}, {size(report.bytes)}")
@@ -198,26 +203,65 @@ def _langgraph() -> Any:
 @click.argument("src")
 @click.argument("dst")
 @click.option("--to-schema", metavar="NAME", help="The schema of DST, if it differs from that of SRC.")
-def copy(session: Invocation, *, out: Output, src: str, dst: str, to_schema: str | None) -> None:
+@click.option("--to-key-file", metavar="FILE", help="The key of DST, if it is to be encrypted.")
+@click.option("--to-keyring", metavar="URL", help="The keyring of DST, if it is not beside it.")
+@click.option("--to-plain", is_flag=True, help="Copy an encrypted SRC into a DST that is not encrypted.")
+def copy(
+    session: Invocation,
+    *,
+    out: Output,
+    src: str,
+    dst: str,
+    to_schema: str | None,
+    to_key_file: str | None,
+    to_keyring: str | None,
+    to_plain: bool,
+) -> None:
     """Copy the store SRC into the store DST.
 
-    Both are URLs. The copy compares every checkpoint. --store is ignored.
+    Both are URLs. The copy compares every checkpoint. --store is ignored. --key-file and the environment have the key
+    of SRC, if SRC is encrypted.
     """
     from backtrail.archive.copy import copy_to
     from backtrail.urls import in_postgres
 
-    target = Invocation()
-    target.take(dst, to_schema or (session.schema if in_postgres(dst) else None), debug=False)
+    if to_plain and to_key_file:
+        raise click.UsageError("pass --to-key-file or --to-plain, not both")
+    target = TargetStore()
+    schema = to_schema or (session.schema if in_postgres(dst) else None)
+    target.take(dst, schema, key_file=to_key_file, keyring=to_keyring)
     if in_postgres(dst) and not in_postgres(src):
         session.schema = None
-    session.take(src, None, debug=False)
-    with session.read() as source, progress_in(source) as progress:
+    session.take(src)
+    with _source(session) as source, progress_in(source) as progress:
+        if is_encrypted(source) and not to_key_file and not to_plain:
+            raise click.UsageError("SRC is encrypted: pass --to-key-file FILE to encrypt DST, or --to-plain")
         report = copy_to(source, lambda: target.write(create=True), progress=progress)
     if out.human:
         added = f"{count(report.created, 'new thread')}, {report.extended:,} extended"
         out.tell(f"{added}, {count(report.checkpoints, 'checkpoint')} compared")
     else:
         out.value(report)
+
+
+class TargetStore(Invocation):
+    """The store that a copy is written to. Its key is never that of the environment: that is the source's."""
+
+    def key(self) -> Key | None:
+        """Return the key of --to-key-file; None for a plain store."""
+        return super().key() if self.key_file else None
+
+
+def _source(session: Invocation) -> Store:
+    """Open the store to copy from. A key in the environment is not used if the store is not encrypted."""
+    from backtrail.errors import Invalid
+
+    try:
+        return session.read()
+    except Invalid as error:
+        if error.code != "invalid.not_encrypted" or session.key_file:
+            raise
+    return TargetStore(session.url, session.schema, keyring=session.keyring, debug=session.debug).read()
 
 
 COMMANDS: Final = (export, import_, copy)

@@ -56,7 +56,7 @@ def serve(
     STORE is a URL, as for --store. The server prints a link with a random token, listens on this machine only, and
     changes nothing unless --write is given. Another --host needs a --token.
     """
-    session.take(url, None, debug=False)
+    session.take(url)
     if not _is_loopback(host) and not tokens:
         raise click.UsageError(f"other machines can reach {host}: pass a --token, so that only its holders can read")
     with session.write() if write else searchable(session) as store:
@@ -116,7 +116,7 @@ def mcp(
     STORE is a URL, as for --store. The client starts this command and talks to it over standard input and output.
     With --http it is a server of its own, which prints its link and a random token.
     """
-    session.take(url, None, debug=False)
+    session.take(url)
     if read_only and allow_destructive:
         raise click.UsageError("pass --read-only or --allow-destructive, not both")
     if http and not _is_loopback(host) and not tokens:

@@ -1,0 +1,503 @@
+"""`SealedBackend`: the port on top of any backend, with everything sealed that users wrote.
+
+Sealed are states, metadata, roots, chunks, and the words and texts of the index. Plain are ids, names, agents, labels,
+tags, times, sizes and the shape of histories: the backend below works with them. See `cipher` for the bytes.
+
+Always true:
+- nothing that users wrote reaches the backend below in plain;
+- the key of a thread is durable in the keyring before the thread is;
+- what does not authenticate becomes a row or a chunk that the engine finds damaged.
+"""
+
+# ruff: noqa: D102 - the port documents its methods
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.backends.port import SEALED, Batch, MissingChunks, Phrase, ThreadTip, is_one_row
+from backtrail.errors import Corrupt
+from backtrail.sealed.cipher import CHUNK_OVERHEAD, ROW_OVERHEAD, ThreadCipher
+from backtrail.sealed.keys import SECRET_BYTES
+from backtrail.sealed.replica import replicate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from backtrail.atomic_file import Access
+    from backtrail.backends.port import (
+        Backend,
+        Copyable,
+        IndexEntry,
+        IndexHit,
+        IndexState,
+        Row,
+        Splice,
+        ThreadRecord,
+        Usage,
+    )
+    from backtrail.sealed.cipher import StoreCipher
+    from backtrail.sealed.keyring import Keyring
+
+_KEPT: Final = 20_000
+"""The most threads whose ciphers are kept by number."""
+
+
+class _Calling(threading.local):
+    """The state of the calling thread."""
+
+    ciphers: dict[int, ThreadCipher] | None = None
+    """The ciphers of threads by number, as its open group sees them: their numbers may change if it is dropped."""
+
+
+class SealedBackend:
+    """A backend whose contents are sealed by the keys of a keyring."""
+
+    shows_texts = False
+
+    def __init__(self, below: Backend, keyring: Keyring) -> None:
+        self.below = below
+        self.keyring = keyring
+        self.read_only = below.read_only
+        self.undoes_groups = below.undoes_groups
+        self._ciphers: dict[int, ThreadCipher] = {}
+        self._last: ThreadRecord | None = None
+        """The thread that was found last: its rows are read next."""
+        self._drops_old_chunks = False
+        self._calling = _Calling()
+        self._nobody = ThreadCipher({1: os.urandom(SECRET_BYTES)}, 1)
+        """Seals rows of threads that do not exist, which the backend below refuses."""
+
+    # -- keys -----------------------------------------------------------------------------------------
+
+    @property
+    def _store_cipher(self) -> StoreCipher:
+        return self.keyring.ciphers[0]
+
+    def _fresh(self) -> None:
+        """Forget keys that another process has replaced."""
+        if self.keyring.refresh():
+            self._ciphers = {}
+
+    def _known(self) -> dict[int, ThreadCipher]:
+        group = self._calling.ciphers
+        return self._ciphers if group is None else group
+
+    def _cipher(self, no: int) -> ThreadCipher:
+        """Return the cipher of the thread with this number."""
+        found = self._known().get(no)
+        if found is not None:
+            return found
+        last = self._last
+        record = last if last is not None and last.no == no and self._calling.ciphers is None else self.below.thread(no)
+        if record is None:
+            return self._nobody
+        return self._keep(no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
+
+    def _keep(self, no: int, cipher: ThreadCipher) -> ThreadCipher:
+        known = self._known()
+        if len(known) >= _KEPT:
+            known.clear()
+        known[no] = cipher
+        return cipher
+
+    def _sealing(self, no: int) -> ThreadCipher:
+        """Return a cipher that can seal rows of a thread; a thread that lost its key gets a new one."""
+        cipher = self._cipher(no)
+        if cipher.can_seal:
+            return cipher
+        record = self.below.thread(no)
+        return self._nobody if record is None else self._keep(no, self.keyring.ensure([record.uid])[record.uid])
+
+    def _open(self, no: int, row: Row) -> Row:
+        return self.open_rows(no, (row,))[0]
+
+    def _again(self, no: int) -> ThreadCipher:
+        """Read the key of a thread again: another process has made a new one."""
+        record = self.below.thread(no)
+        if record is None:
+            return self._nobody
+        self.keyring.refresh(now=True)
+        found = self.keyring.threads([record.uid], again=True).get(record.uid)
+        return self._keep(no, found or ThreadCipher({}, 0))
+
+    def forget_keys(self) -> None:
+        """Read all keys again before they are used: they have changed."""
+        self._ciphers = {}
+        self._calling.ciphers = None if self._calling.ciphers is None else {}
+
+    def open_rows(self, no: int, rows: Sequence[Row]) -> list[Row]:
+        """Return stored rows of a thread with their contents."""
+        cipher = self._cipher(no) if rows else self._nobody
+        if any(cipher.is_behind(row.root or row.extra) for row in rows):
+            cipher = self._again(no)
+        return [cipher.open(row) for row in rows]
+
+    def is_current(self, no: int, row: Row) -> bool:
+        """Tell whether a stored row is sealed with the newest key of its thread."""
+        return self._cipher(no).is_current(row)
+
+    def _load(self, records: Iterable[ThreadRecord]) -> None:
+        """Read the keys of many threads at once."""
+        known = self._known()
+        unknown = {record.uid: record.no for record in records if record.no not in known}
+        if len(unknown) > 1:
+            for uid, cipher in self.keyring.threads(unknown).items():
+                self._keep(unknown[uid], cipher)
+
+    # -- threads --------------------------------------------------------------------------------------
+
+    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
+        found = self.below.find_thread(space, name)
+        if self._calling.ciphers is None:
+            self._last = found
+        return found
+
+    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
+        return self.below.thread_with_uid(uid)
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        return self.below.thread(no)
+
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        return self.below.thread_numbers(after, limit)
+
+    def threads(
+        self,
+        *,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        origin: bytes | None = None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[tuple[ThreadRecord, Row]]:
+        listed = self.below.threads(space=space, agent=agent, prefix=prefix, origin=origin, after=after, limit=limit)
+        self._load(record for record, _ in listed)
+        return [(record, self._open(record.no, row)) for record, row in listed]
+
+    def tips(self, agent: str, *, touched: bool) -> list[ThreadTip]:
+        tips = self.below.tips(agent, touched=touched)
+        self._load(tip.record for tip in tips)
+        return [
+            ThreadTip(record, self._open(record.no, newest), head and self._open(record.no, head))
+            for record, newest, head in tips
+        ]
+
+    def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
+        found = self.below.threads_named(space, names)
+        self._load(found.values())
+        return found
+
+    def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
+        return {no: self._open(no, row) for no, row in self.below.newest_of(threads).items()}
+
+    def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
+        found = self.below.rows_of(spans, payload=payload)
+        return {(no, seq): self._open(no, row) for (no, seq), row in found.items()}
+
+    # -- rows, tags and chunks ------------------------------------------------------------------------
+
+    def newest(self, thread: int) -> Row | None:
+        row = self.below.newest(thread)
+        return row and self._open(thread, row)
+
+    def rows(
+        self,
+        thread: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        payload: bool = False,
+        visible: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        found = self.below.rows(
+            thread, ranges, payload=payload, visible=visible, newest_first=newest_first, limit=limit
+        )
+        return self.open_rows(thread, found)
+
+    def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
+        return self.below.count(thread, ranges)
+
+    def labelled(self, thread: int, label: str) -> list[int]:
+        return self.below.labelled(thread, label)
+
+    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        return self.below.tags(thread, seqs)
+
+    def tagged(self, thread: int, tag: str) -> list[int]:
+        return self.below.tagged(thread, tag)
+
+    def pins(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[bytes, ...]]:
+        return self.below.pins(thread, seqs)
+
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        opened: dict[bytes, bytes] = {}
+        for cipher in self.keyring.ciphers:  # more than one during a rotation
+            addresses = {cipher.address(digest): digest for digest in digests if digest not in opened}
+            if addresses:
+                found = self.below.chunks(list(addresses))
+                opened |= {addresses[each]: cipher.open(addresses[each], each, found[each]) for each in found}
+        return opened
+
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        addresses = self._addresses(digests)
+        found = {addresses[each] for each in self.below.present(list(addresses))}
+        return found | {SEALED} if SEALED in digests else found  # how callers know an encrypted store
+
+    def _addresses(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the digests of chunks by the addresses at which they are put now."""
+        cipher = self._store_cipher
+        return {cipher.address(digest): digest for digest in digests}
+
+    def now(self) -> int:
+        return self.below.now()
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        self._fresh()
+        if is_one_row(batch):
+            ((no, row),) = batch.rows
+            numbers = self.below.commit(batch._replace(rows=((no, self._sealing(no).seal(_whole(row))),)))
+        else:
+            numbers = self._commit(batch)
+        if self.keyring.is_stale():
+            self._seal_again(batch, numbers)
+        return numbers
+
+    def _seal_again(self, batch: Batch, numbers: tuple[int, ...]) -> None:
+        """Seal a batch again if new keys were made while it waited to be written: its keys may be destroyed soon."""
+        if not self.keyring.refresh(now=True):
+            return
+        self.forget_keys()
+        rows: dict[int, list[Row]] = {}
+        for no, row in batch.rows:
+            rows.setdefault(numbers[-no - 1] if no < 0 else no, []).append(row)
+        for no, each in rows.items():
+            self.rewrite(no, each, batch.chunks)
+
+    def _commit(self, batch: Batch) -> tuple[int, ...]:
+        created = self.keyring.ensure([new.uid for new in batch.threads]) if batch.threads else {}
+        new = {-at: created[each.uid] for at, each in enumerate(batch.threads, 1)}
+        touched = self._addresses(batch.touch) if batch.touch else {}
+        sealed = batch._replace(
+            rows=tuple([(no, (new.get(no) or self._sealing(no)).seal(_whole(row))) for no, row in batch.rows]),
+            chunks=self._sealed_chunks(batch.chunks),
+            touch=tuple(touched),
+        )
+        try:
+            numbers = self.below.commit(sealed)
+        except MissingChunks as error:
+            raise MissingChunks(frozenset(touched[each] for each in error.digests)) from error
+        for no, each in zip(numbers, batch.threads, strict=True):
+            self._keep(no, created[each.uid])
+        return numbers
+
+    def _sealed_chunks(self, chunks: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+        if not chunks:
+            return ()
+        cipher = self._store_cipher
+        addressed = [(cipher.address(digest), digest, stored) for digest, stored in chunks]
+        return tuple([(address, cipher.seal(digest, address, stored)) for address, digest, stored in addressed])
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        with self.below.group():
+            self._calling.ciphers = dict(self._ciphers)
+            try:
+                yield
+            finally:
+                self._calling.ciphers = None
+
+    # -- search ---------------------------------------------------------------------------------------
+
+    def unindexed(self, after: int, limit: int) -> list[int]:
+        return self.below.unindexed(after, limit)
+
+    def indexed(self, thread: int) -> IndexState:
+        return self.below.indexed(thread)
+
+    def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
+        self._fresh()
+        cipher, token = self._sealing(thread), self._store_cipher.token
+
+        def seal(entry: IndexEntry) -> IndexEntry:
+            words = " ".join([token(word) for word in entry.words.split(" ")]) if entry.words else ""
+            return entry._replace(words=words, text=cipher.seal_text(entry.text, _bound(entry)))
+
+        sealed = [
+            splice._replace(entries=tuple([entry and seal(entry) for entry in splice.entries])) for splice in splices
+        ]
+        return self.below.index(thread, was, now, sealed)
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        threads: Sequence[int] | None,
+        without: Sequence[int] = (),
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[IndexHit]:
+        """Find entries by the tokens of whole words. Parts of words are not sought: the engine checks the entries."""
+        ciphers = self.keyring.ciphers
+        token = ciphers[0].token
+        if len(ciphers) > 1:
+            phrases = ()  # during a rotation, entries have tokens of several keys: all of them are candidates
+        whole = [phrase.words[phrase.open_left : len(phrase.words) - phrase.open_right] for phrase in phrases]
+        sought = [Phrase(tuple(map(token, words))) for words in whole if words]
+        hits: list[IndexHit] = []
+        while len(hits) < limit:
+            page = self.below.find(
+                sought, space=space, agent=agent, threads=threads, without=without, after=after, limit=limit
+            )
+            self._load(hit.record for hit in page)
+            hits += [opened for hit in page if (opened := self._opened(hit)) is not None]
+            if len(page) < limit:
+                break
+            after = (page[-1].entry.time, page[-1].no)
+        return hits[:limit]
+
+    def _opened(self, hit: IndexHit) -> IndexHit | None:
+        """Return a hit with its text; None if the key of its thread was destroyed."""
+        cipher = self._cipher(hit.record.no)
+        if cipher.is_behind(hit.entry.text):
+            cipher = self._again(hit.record.no)
+        text = cipher.open_text(hit.entry.text, _bound(hit.entry))
+        if text is None and cipher.is_erased(hit.entry.text):
+            return None
+        if text is None:
+            raise Corrupt("the search index is damaged: `reindex` rebuilds it", code="corrupt.index")
+        return hit._replace(entry=hit.entry._replace(text=text))
+
+    def clear_index(self) -> None:
+        self.below.clear_index()
+
+    # -- changes --------------------------------------------------------------------------------------
+
+    def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
+        return self.below.listen(wake)
+
+    def changed_since(
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
+        return self.below.changed_since(mark, notified, others)
+
+    # -- maintenance ----------------------------------------------------------------------------------
+
+    def next_epoch(self) -> int:
+        return self.below.next_epoch()
+
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        page = self.below.chunk_page(after, limit + 1)  # the mark may be among them
+        return [each for each in page if each[0] != SEALED][:limit]
+
+    def addresses(self, digests: Collection[bytes]) -> Collection[bytes]:
+        ciphers = self.keyring.ciphers[: 1 if self._drops_old_chunks else None]
+        return {
+            cipher.address(digest): None for cipher in ciphers for digest in digests
+        }  # in order, and fast to search
+
+    @contextmanager
+    def without_old_chunks(self) -> Iterator[None]:
+        """Let a collection in the block remove all chunks that have older keys: every row can do without them."""
+        self._drops_old_chunks = True
+        try:
+            yield
+        finally:
+            self._drops_old_chunks = False
+
+    def damaged_chunks(self, addresses: Sequence[bytes], is_sound: Callable[[bytes, bytes], bool]) -> list[bytes]:
+        del is_sound  # it needs the digests, which only rows know
+        ciphers = self.keyring.ciphers
+        stored = self.below.chunks(addresses)
+        return [each for each in stored if not any(cipher.is_sound(each, stored[each]) for cipher in ciphers)]
+
+    def remove_chunks(self, addresses: Sequence[bytes], before_epoch: int) -> int:
+        addresses = [each for each in addresses if each != SEALED]
+        before = self.below.present(addresses)
+        size = self.below.remove_chunks(addresses, before_epoch)
+        return size - CHUNK_OVERHEAD * len(before - self.below.present(addresses))
+
+    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
+        return self.below.remove_rows(thread, seqs)
+
+    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
+        self._fresh()
+        cipher = self._sealing(thread)
+        return self.below.rewrite(thread, [cipher.seal(row) for row in rows], self._sealed_chunks(chunks))
+
+    def reclaim(self, *, erase: bool = False) -> None:
+        self.below.reclaim(erase=erase)
+
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        return self.below.check(progress)
+
+    def repair(self) -> None:
+        self.below.repair()
+
+    def last_seq(self, thread: int) -> int:
+        return self.below.last_seq(thread)
+
+    def copy_to(self, target: Backend, progress: Callable[[str, int], None] | None) -> None:
+        """Copy a snapshot of the sealed bytes into an empty backend. The copy needs the same keys."""
+        with self.below.snapshot() as view:
+            replicate(view, target, progress)
+
+    def usage(self) -> Usage:
+        """Return the counts and sizes. `payload_bytes` are the bytes inside the seals."""
+        usage = self.below.usage()
+        chunks = usage.chunks - 1
+        sealing = usage.rows * ROW_OVERHEAD + chunks * CHUNK_OVERHEAD + len(self.keyring.store.id)
+        return usage._replace(chunks=chunks, payload_bytes=usage.payload_bytes - sealing)
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Backend]:
+        with self.below.snapshot() as view:
+            yield type(self)(view, self.keyring)
+
+    def close(self) -> None:
+        self.below.close()
+        self.keyring.close()
+
+
+class CopyableSealedBackend(SealedBackend):
+    """A sealed backend on top of one that can copy its store. The copy is sealed, and has no keys."""
+
+    below: Any
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        suffixes: tuple[str, ...] = self._copyable.beside
+        return suffixes
+
+    @property
+    def _copyable(self) -> Copyable:
+        copyable: Copyable = self.below
+        return copyable
+
+    def access(self) -> Access | None:
+        return self._copyable.access()
+
+    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        return self._copyable.backup(path, progress)
+
+
+def _whole(row: Row) -> Row:
+    return row if row.payload is not None else row._replace(payload=b"")
+
+
+def _bound(entry: IndexEntry) -> bytes:
+    """Return the plain fields of an index entry as associated data."""
+    return repr((entry.time, entry.message_id, entry.role)).encode("ascii", "backslashreplace")
