@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from backtrail.conversations.repository import Conversations
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
+        ErasureReport,
         ExportReport,
         GcReport,
         Hit,
@@ -463,6 +464,29 @@ class Store:
             from backtrail.maintenance import gc as upkeep  # noqa: PLC0415
 
         return upkeep.collect(self._engine.outside(), check_progress(progress), erase=erase)
+
+    def erase(
+        self,
+        id: str | Iterable[str],  # noqa: A002
+        *,
+        kind: str = THREAD,
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a thread, or several, with every byte, also where agent checkpoints and forks have it.
+
+        `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
+        back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
+        `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
+        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        """
+        with loading:
+            from backtrail.maintenance import erase as erasing  # noqa: PLC0415 - few programs do it
+
+        if kind not in erasing.KINDS:
+            raise Invalid(f"kind must be one of {', '.join(erasing.KINDS)}, not {kind!r}", code="invalid.argument")
+        return erasing.erase_all(self._engine, plain(kind), id, forks=forks, force=force, progress=progress)
 
     def prune(
         self,

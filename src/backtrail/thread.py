@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from backtrail.engine.tree.tree import Tree
     from backtrail.engine.writer import Propose
     from backtrail.maintenance.retention import Account, Policy
-    from backtrail.models import PruneReport
+    from backtrail.models import ErasureReport, PruneReport
     from backtrail.transaction import Engine, Session
 
 
@@ -839,6 +839,25 @@ class Thread(Handle[S]):
         if done and tip is not None and before.head in (ANY, *found):  # otherwise this caller has not read the head
             self._remember(tip)
         return done
+
+    def erase(
+        self, *, forks: bool = True, force: bool = False, progress: Callable[[str, int], None] | None = None
+    ) -> ErasureReport:
+        """Erase the thread with every byte of it, also where agent checkpoints and forks have it.
+
+        Unlike `delete`, nothing can bring it back. Its forks are erased as well, unless `forks=False`. A run with a
+        worker is a `Conflict`, unless `force` is set. The id can be used again. See docs/erasure.md.
+        """
+        if self._key.space == manifests.AGENT:
+            raise Invalid("an agent is erased with all its threads: store.agents.erase(id)", code="invalid.argument")
+        with loading:
+            from backtrail.maintenance.erase import erase_all  # noqa: PLC0415 - few programs do it
+
+        report = erase_all(self._engine, self._key.space, self.id, forks=forks, force=force, progress=progress)
+        tip = self._tip()
+        if tip is not None:
+            self._remember(tip)
+        return report
 
     def delete(self) -> bool:
         """Delete the thread and return whether it existed. A new thread of this id starts at step 1."""

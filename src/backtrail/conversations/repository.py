@@ -25,17 +25,18 @@ from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import SPLICE, Op, Tree, locate
 from backtrail.engine.writer import ANYTHING, Key
 from backtrail.errors import Conflict, Invalid, NotFound
+from backtrail.maintenance.erase import erase_all
 from backtrail.models import MISSING, ConversationInfo, Items, Sentinel, when
 from backtrail.validation import check_count, check_id, check_query, plain, to_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.convert import Model
     from backtrail.engine.schema.registry import Types
-    from backtrail.models import Hit
+    from backtrail.models import ErasureReport, Hit
     from backtrail.thread import Ref, Thread
     from backtrail.transaction import Engine
 
@@ -221,6 +222,21 @@ class Conversations(Collection):
     def delete(self, id: str) -> bool:  # noqa: A002
         """Delete a conversation and return whether it existed. An agent checkpoint that pins it can restore it."""
         return self._thread(id).delete()
+
+    def erase(
+        self,
+        id: str | Iterable[str],  # noqa: A002
+        *,
+        forks: bool = True,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a conversation, or several, with every byte, also where agent checkpoints and forks have it.
+
+        Unlike `delete`, nothing can bring it back: a restore of an agent skips it. Its forks have its messages, so they
+        are erased as well, unless `forks=False`. The id can be used again. An interrupted call is finished by the next
+        one. See docs/erasure.md.
+        """
+        return erase_all(self._engine, self._space, id, forks=forks, progress=progress)
 
     # -- branches ---------------------------------------------------------------------------------------
 
