@@ -115,6 +115,12 @@ class Handle(Generic[S]):
     def _require_readable(self) -> Tip:
         return self._required(self._readable())
 
+    def _erased(self) -> None:
+        """Let the caller's next save expect what is there after an erasure."""
+        tip = self._tip()
+        if tip is not None:
+            self._remember(tip)
+
     def _required(self, tip: Tip | None) -> Tip:
         if tip is None:
             raise NotFound(f"there is no thread {self.id!r}", code="not_found.thread")
@@ -854,9 +860,7 @@ class Thread(Handle[S]):
             from backtrail.maintenance.erase import erase_all  # noqa: PLC0415 - few programs do it
 
         report = erase_all(self._engine, self._key.space, self.id, forks=forks, force=force, progress=progress)
-        tip = self._tip()
-        if tip is not None:
-            self._remember(tip)
+        self._erased()
         return report
 
     def delete(self) -> bool:

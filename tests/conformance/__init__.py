@@ -25,6 +25,7 @@ from tests.conformance.conversations import Conversations, ConversationSearch, H
 from tests.conformance.decisions import Deciding
 from tests.conformance.derived_values import Values
 from tests.conformance.edits import Beside, Editing
+from tests.conformance.erase import EraseConversations, EraseMirrors, EraseOthers
 from tests.conformance.erasure import Erasing
 from tests.conformance.expectations import Appending, Expecting, Lending
 from tests.conformance.export_import import Exporting, Importing
@@ -125,6 +126,9 @@ class StoreConformance(
     Owning,
     Keeping,
     Erasing,
+    EraseConversations,
+    EraseOthers,
+    EraseMirrors,
     Running,
     Calling,
     Doubting,

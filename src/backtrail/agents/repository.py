@@ -22,7 +22,6 @@ from backtrail.engine.manifests import AGENT, SPACE, erased_names
 from backtrail.engine.schema.upcast import upcasted
 from backtrail.engine.writer import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
-from backtrail.maintenance.erase import erase_all
 from backtrail.models import AgentCheckpoint, AgentInfo, Diff
 from backtrail.runs.history import since, tell
 from backtrail.validation import check_count, check_duration, check_id, check_kind, plain, to_data
@@ -153,7 +152,7 @@ class Agents(Collection):
         other agents. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by the
         next one. See docs/erasure.md.
         """
-        return erase_all(self._engine, AGENT, agent_id, forks=forks, force=force, progress=progress)
+        return self._erase(agent_id, forks=forks, force=force, progress=progress)
 
     def delete(self, agent_id: str) -> bool:
         """Delete an agent with its conversations, runs, threads and checkpoints; return whether anything existed.
@@ -223,8 +222,9 @@ class Agents(Collection):
                 f"this checkpoint belongs to agent {manifests.id!r}, not {agent_id!r}",
                 code="invalid.argument",
             )
-        tell(self._since(manifests, seq))
-        known = self._checkpoint(manifests.id, *manifests.checkpoint(seq)).erased
+        made, _ = manifests.checkpoint(seq)
+        tell(since(self._engine, manifests.id, made.created_at))
+        known = erased_names(self._engine.session.reader, made.tags)
         if known:
             warnings.warn(Erased(known), stacklevel=2)
         more = {*manifests.restore(seq, _check_state)}.difference(known)

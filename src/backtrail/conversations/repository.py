@@ -25,7 +25,6 @@ from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import SPLICE, Op, Tree, locate
 from backtrail.engine.writer import ANYTHING, Key
 from backtrail.errors import Conflict, Invalid, NotFound
-from backtrail.maintenance.erase import erase_all
 from backtrail.models import MISSING, ConversationInfo, Items, Sentinel, when
 from backtrail.validation import check_count, check_id, check_query, plain, to_data
 
@@ -236,7 +235,7 @@ class Conversations(Collection):
         are erased as well, unless `forks=False`. The id can be used again. An interrupted call is finished by the next
         one. See docs/erasure.md.
         """
-        return erase_all(self._engine, self._space, id, forks=forks, progress=progress)
+        return self._erase(id, forks=forks, progress=progress)
 
     # -- branches ---------------------------------------------------------------------------------------
 
