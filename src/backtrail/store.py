@@ -469,7 +469,7 @@ class Store:
         self,
         id: str | Iterable[str],  # noqa: A002
         *,
-        kind: str = THREAD,
+        kind: str = "thread",
         forks: bool = True,
         force: bool = False,
         progress: Callable[[str, int], None] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
 import pytest
@@ -97,7 +97,7 @@ class _Kill:
 
         return counted
 
-    def __enter__(self) -> _Kill:
+    def __enter__(self) -> Self:
         for each in self._patches:
             each.start()
         return self
@@ -239,7 +239,7 @@ class EraseConversations(Suite):
             assert [each.id for each in report.threads] == ["c"]
             assert store.conversations.load("fork") == fork
             assert canaries(store)
-            assert not [row for row in store.search("only")]
+            assert not store.search("only")
             assert store.verify().ok
 
     def test_an_erased_id_can_be_used_again(self, store: Store, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from backtrail.conversations.models import Message
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
+        ErasureReport,
         ExportReport,
         GcReport,
         Hit,
@@ -345,6 +346,25 @@ class Store:
         SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
         """
         work = partial(self._sync.gc, erase=erase)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
+
+    async def erase(
+        self,
+        id: str | Iterable[str],  # noqa: A002 - the name users know
+        *,
+        kind: str = "thread",
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a thread, or several, with every byte, also where agent checkpoints and forks have it.
+
+        `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
+        back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
+        `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
+        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        """
+        work = partial(self._sync.erase, id, kind=kind, forks=forks, force=force)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def prune(

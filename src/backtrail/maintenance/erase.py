@@ -164,8 +164,8 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
                 todo.append(each)
                 if record.no in roots and each is sibling:
                     roots.add(each.no)
-    doomed = [each for record in chosen.values() if (each := _doomed(reader, record, fork=record.no not in roots))]
-    doomed.sort(key=lambda each: each.record.no)
+    threads = (_doomed(reader, record, fork=no not in roots) for no, record in sorted(chosen.items()))
+    doomed = [thread for thread in threads if thread is not None]
     kept_forks = [record for record in kept.values() if record.no not in chosen and _has_rows(reader, record)]
     return _Plan(doomed, kept_forks, _holders(reader, doomed))
 
