@@ -122,6 +122,7 @@ RUNS = {
     "settle": "apart",
 }
 STORE = {
+    "redactions": "known",
     "thread": "handle",
     "threads": "pages",
     "activity": "pages",
@@ -708,6 +709,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.conversations.models import Message
+    from backtrail.engine.redact import Redact
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
         ErasureReport,

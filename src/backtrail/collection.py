@@ -99,6 +99,7 @@ class Collection:
     ) -> Checkpoint[Any]:
         """Save the data of a value; `Conflict` if its head is not the expected one, unless `replace` is set."""
         thread = self._thread(id, agent)
+        data = thread._redacted(data)  # noqa: SLF001 - our own handle
         change = edits.Replace(data, self._engine.session.reader.nodes(), thread._types)  # noqa: SLF001 - our own handle
         expect = ANYTHING if replace else self._expected(id, saved)
         try:

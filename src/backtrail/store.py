@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from backtrail.engine import log, manifests
 from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Options, Tip
+from backtrail.engine.redact import redactor_of
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import indexer
 from backtrail.errors import Invalid, NotFound
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.models import Message
     from backtrail.conversations.repository import Conversations
+    from backtrail.engine.redact import Redact
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
         ErasureReport,
@@ -76,6 +78,7 @@ def open(  # noqa: A001 - users write backtrail.open
     compression: bool = True,
     schema: str | None = None,
     types: Iterable[Any] = (),
+    redact: Redact | None = None,
 ) -> Store:
     """Open a store; create it if it does not exist.
 
@@ -83,7 +86,9 @@ def open(  # noqa: A001 - users write backtrail.open
     `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
-    classes that loading may construct, with the classes that their annotations name.
+    classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
+    before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
+    common tokens) whose matches become "[redacted]".
     """
     if durability not in ("full", "relaxed"):
         raise Invalid(f'durability must be "full" or "relaxed", not {durability!r}', code="invalid.argument")
@@ -92,6 +97,7 @@ def open(  # noqa: A001 - users write backtrail.open
         max_checkpoints=None if max_checkpoints is None else check_count(max_checkpoints, "max_checkpoints", least=1),
         ttl=None if ttl is None else check_duration(ttl, "ttl"),
         auto_interval=None if auto_interval is None else check_duration(auto_interval, "auto_interval"),
+        redact=None if redact is None else redactor_of(redact),
     )
     registry = Types(named := Types.named(types))
     for cls in named:
@@ -116,6 +122,12 @@ class Store:
         self._backend = backend
         self._engine = Engine(backend, types or Types(), options or Options())
         self._parts: dict[str, Any] = {}
+
+    @property
+    def redactions(self) -> int:
+        """How many texts `redact=` has replaced since the store was opened."""
+        redact = self._engine.options.redact
+        return 0 if redact is None else redact.count
 
     # -- threads --------------------------------------------------------------------------------------
 

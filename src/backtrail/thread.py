@@ -73,6 +73,9 @@ _NO_META: Final = Meta()
 class Handle(Generic[S]):
     """A reference to a thread by its id, with the heads that its callers (threads and tasks) last read or wrote."""
 
+    _redacts = True
+    """Whether the store's `redact=` is applied to labels, tags and metadata."""
+
     def __init__(
         self,
         engine: Engine,
@@ -230,7 +233,15 @@ class Handle(Generic[S]):
     ) -> Meta:
         if kind == "manual" and label is None and tags == () and metadata is None:
             return _NO_META
+        if self._redacts and self._engine.options.redact is not None:
+            label, tags = self._redacted(check_label(label)), self._redacted(check_tags(tags))
+            metadata = self._redacted(check_metadata(metadata))
         return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
+
+    def _redacted(self, value: Any) -> Any:
+        """Return a value as it may be written: see `redact=` of `open`."""
+        redact = self._engine.options.redact
+        return value if redact is None else redact(value, self._types)
 
     def _nodes(self) -> Nodes:
         """Return a source of nodes for a new state."""
@@ -352,7 +363,7 @@ class Thread(Handle[S]):
         if changed is not None and type(state) is not dict:
             name = type(state).__name__
             raise Invalid(f"changed= names keys of a state that is a dict, not {name}", code="invalid.argument")
-        change = edits.Replace(state, self._nodes(), self._types, changed)
+        change = edits.Replace(self._redacted(state), self._nodes(), self._types, changed)
         return self._write(change, meta, expect, default=self._expectation(), onto=onto)
 
     def append(
@@ -369,6 +380,8 @@ class Thread(Handle[S]):
         meta = self._meta(label, tags, metadata, kind)
         if not items:
             raise Invalid("append needs at least one item", code="invalid.argument")
+        if self._engine.options.redact is not None:
+            items = self._redacted(items)
         change = edits.Append(parse(path), items, self._types, self.id)
         return self._write(change, meta, expect, default=ANYTHING)
 
@@ -385,7 +398,7 @@ class Thread(Handle[S]):
     ) -> Checkpoint[S]:
         """Put a value at a path: a key of a dict, existing or new, or an index of a list."""
         meta = self._meta(label, tags, metadata, kind)
-        change = edits.Put(parse(path), value, self._types, self.id)
+        change = edits.Put(parse(path), self._redacted(value), self._types, self.id)
         return self._write(change, meta, expect, default=self._expectation())
 
     def delete_at(
@@ -419,7 +432,7 @@ class Thread(Handle[S]):
         meta = self._meta(label, tags, metadata, kind)
         state, head = self._head_to_change()
         yield state
-        change = edits.Replace(state, self._nodes(), self._types)
+        change = edits.Replace(self._redacted(state), self._nodes(), self._types)
         self._write(change, meta, None, default=head)
 
     def edit(
@@ -437,7 +450,7 @@ class Thread(Handle[S]):
         nothing, nothing is written, and the head is returned.
         """
         meta = self._meta(label, tags, metadata, kind)
-        change = FunctionEdit(fn, self._nodes(), self._types, self.id)
+        change = FunctionEdit(fn, self._nodes(), self._types, self.id, self._redacted)
         try:
             return self._write(change, meta, None, default=ANYTHING)
         except Unchanged as none:
@@ -755,7 +768,7 @@ class Thread(Handle[S]):
 
     def tag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
         """Add tags to a checkpoint."""
-        return self._tag(ref, add=check_tags(tags), remove=())
+        return self._tag(ref, add=self._redacted(check_tags(tags)), remove=())
 
     def untag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
         """Remove tags from a checkpoint."""

@@ -45,6 +45,7 @@ from tests.conformance.ownership import Keeping, Owning
 from tests.conformance.plain_text import PlainText
 from tests.conformance.policies import Policies
 from tests.conformance.reads import Differences, History, Parts, Refs
+from tests.conformance.redaction import Redacting
 from tests.conformance.removal import Deleting, Ending, Pruning
 from tests.conformance.repair import Repairing
 from tests.conformance.restore import Restoring, Undoing
@@ -129,6 +130,7 @@ class StoreConformance(
     EraseConversations,
     EraseOthers,
     EraseMirrors,
+    Redacting,
     Running,
     Calling,
     Doubting,

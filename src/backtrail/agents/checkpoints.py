@@ -65,6 +65,8 @@ class AgentTip(NamedTuple):
 class Manifests(Handle[Any]):
     """A handle of the thread of an agent's manifests."""
 
+    _redacts = False  # their metadata is our own, except for names and descriptions, which `Agents` redacts
+
     def __init__(self, engine: Engine, agent_id: str) -> None:
         super().__init__(engine, manifests.SPACE, agent_id)
 

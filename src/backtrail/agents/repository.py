@@ -190,6 +190,9 @@ class Agents(Collection):
         """
         check_kind(kind)
         name, description = _check_texts(name, description)
+        redact = self._engine.options.redact
+        if redact is not None:
+            name, description = redact((name, description), self._engine.types)
         manifests = self._manifests(agent_id)
         made, info = manifests.make(
             name, description, kind, None if keep is None else check_count(keep, "keep", least=1)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.conversations.models import Message
+    from backtrail.engine.redact import Redact
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
         ErasureReport,
@@ -53,6 +54,7 @@ def open(  # noqa: A001 - as backtrail.open
     compression: bool = True,
     schema: str | None = None,
     types: Iterable[Any] = (),
+    redact: Redact | None = None,
 ) -> Opening[sync.Store, Store]:
     """Open a store; create it if it does not exist.
 
@@ -62,7 +64,9 @@ def open(  # noqa: A001 - as backtrail.open
     `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
-    classes that loading may construct, with the classes that their annotations name.
+    classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
+    before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
+    common tokens) whose matches become "[redacted]".
     """
     make = partial(
         sync.open,
@@ -75,6 +79,7 @@ def open(  # noqa: A001 - as backtrail.open
         compression=compression,
         schema=schema,
         types=types,
+        redact=redact,
     )
     return Opening(make, Store, sync.Store.close)
 
@@ -88,6 +93,11 @@ class Store:
         self._agents = Agents(self._executor, store.agents)
         self._conversations = Conversations(self._executor, store.conversations)
         self._runs = Runs(self._executor, store.runs)
+
+    @property
+    def redactions(self) -> int:
+        """How many texts `redact=` has replaced since the store was opened."""
+        return self._sync.redactions
 
     @overload
     def thread(

@@ -142,7 +142,7 @@ class Conversations(Collection):
         data["title"] = data["title"] or None
         thread = self._thread(id)
         edits: Edits = [
-            changes.Put(Path((name,)), data[name], thread._types, id)  # noqa: SLF001 - our own handle
+            changes.Put(Path((name,)), thread._redacted(data[name]), thread._types, id)  # noqa: SLF001 - our own handle
             for name in changed
         ]
         meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
@@ -253,7 +253,8 @@ class Conversations(Collection):
         """Start a new conversation that ends with a message of this one, with new content."""
         if not isinstance(content, str):
             raise Invalid(f"content must be a string, not {content!r:.100}", code="invalid.value")
-        return self._branch(id, message_id, new_id, content)
+        redact = self._engine.options.redact
+        return self._branch(id, message_id, new_id, content if redact is None else redact(content, self._engine.types))
 
     def branches(self, id: str) -> Infos:  # noqa: A002
         """Return the conversations that were forked from this one, oldest first."""

@@ -265,6 +265,9 @@ class Runs:
         if type(call_id) is not str or (result is MISSING) != not_done:
             raise Invalid("settle takes the id of a call, and result=... or not_done=True", code="invalid.argument")
         now = self._engine.direct.reader.clock()
+        redact = self._engine.options.redact
+        if redact is not None and not not_done:
+            result = redact(result, self._engine.types)
         entry = [journal.NOT_DONE, call_id] if not_done else [journal.RESULT, call_id, True, result, now]
         thread = JournalThread(self._engine, check_id(session_id, "a session's id"))
 
