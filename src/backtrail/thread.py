@@ -92,6 +92,7 @@ class Handle(Generic[S]):
         self._type = type
         self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, self.id)
+        self._redact = engine.options.redact
         self._expected: weakref.WeakKeyDictionary[object, list[Expect]] = weakref.WeakKeyDictionary()
         """By caller, in a list of one."""
 
@@ -233,15 +234,14 @@ class Handle(Generic[S]):
     ) -> Meta:
         if kind == "manual" and label is None and tags == () and metadata is None:
             return _NO_META
-        if self._redacts and self._engine.options.redact is not None:
+        if self._redacts and self._redact is not None:
             label, tags = self._redacted(check_label(label)), self._redacted(check_tags(tags))
             metadata = self._redacted(check_metadata(metadata))
         return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
 
     def _redacted(self, value: Any) -> Any:
         """Return a value as it may be written: see `redact=` of `open`."""
-        redact = self._engine.options.redact
-        return value if redact is None else redact(value, self._types)
+        return value if self._redact is None else self._redact(value, self._types)
 
     def _nodes(self) -> Nodes:
         """Return a source of nodes for a new state."""
@@ -380,8 +380,8 @@ class Thread(Handle[S]):
         meta = self._meta(label, tags, metadata, kind)
         if not items:
             raise Invalid("append needs at least one item", code="invalid.argument")
-        if self._engine.options.redact is not None:
-            items = self._redacted(items)
+        if self._redact is not None:
+            items = self._redact(items, self._types)
         change = edits.Append(parse(path), items, self._types, self.id)
         return self._write(change, meta, expect, default=ANYTHING)
 

@@ -119,14 +119,14 @@ class Redacting(Suite):
             assert store.runs.load("r").status.reason == f"RuntimeError: failed with {_SAFE}"
 
     def test_a_replayed_failure_is_redacted(self, opener: Opener) -> None:
-        class Refused(Exception):
+        class RefusedError(Exception):
             pass
 
         def fail() -> None:
-            raise Refused(f"no {CANARY}")
+            raise RefusedError(f"no {CANARY}")
 
         with opener(compression=False, redact=_RULE) as store:
-            for expected in (Refused, CallError):
+            for expected in (RefusedError, CallError):
                 with pytest.raises(KeyError), store.run("r") as run:
                     for _ in run.iterations():
                         with pytest.raises(expected):
