@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.port import Batch, Stale, Vanished
-from backtrail.engine import journal, log, manifests, rows
+from backtrail.engine import adapter_labels, journal, log, manifests, rows
 from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.manifests import AGENT, CONVERSATION
 from backtrail.engine.reader import StoreReader
@@ -158,11 +158,12 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
         if not forks:
             kept |= {each.no: each for each in below}
             below = []
-        for each in (*below, *([sibling] if sibling else [])):
+        parts = [*([sibling] if sibling else []), *_namespaces(reader, record, records)]
+        for each in (*parts, *below):
             if each.no not in chosen:
                 chosen[each.no] = each
                 todo.append(each)
-                if record.no in roots and each is sibling:
+                if record.no in roots and each in parts:
                     roots.add(each.no)
     threads = (_doomed(reader, record, fork=no not in roots) for no, record in sorted(chosen.items()))
     doomed = [thread for thread in threads if thread is not None]
@@ -175,6 +176,21 @@ def _belongs(record: ThreadRecord, kind: str, name: str) -> bool:
     if kind == AGENT:
         return record.agent == name or (record.space in (AGENT, manifests.SPACE) and record.name == name)
     return record.name == name and record.space in (kind, _PARTNERS.get(kind))
+
+
+def _namespaces(reader: StoreReader, record: ThreadRecord, records: list[ThreadRecord]) -> list[ThreadRecord]:
+    """Return the threads of the subgraphs of a LangGraph thread. A thread of the user may have such a name, too."""
+    if record.space != THREAD:
+        return []
+    named = [each for each in records if each.space == THREAD and each.name.startswith(f"{record.name}|")]
+    return [each for each in named if _is_of_langgraph(reader, each)]
+
+
+def _is_of_langgraph(reader: StoreReader, record: ThreadRecord) -> bool:
+    with suppress(Corrupt, Invalid):  # of a damaged row, it cannot be told
+        stored = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])
+        return any(adapter_labels.mark_of(row, reader.types) for row in stored if row.op in log.CHECKPOINTS)
+    return False
 
 
 def _has_rows(reader: StoreReader, record: ThreadRecord) -> bool:
