@@ -342,6 +342,16 @@ def test_erase_removes_every_kind(trip_store):
     bad(3, "erase", "nothing", "--yes")
 
 
+def test_import_and_copy_name_what_was_erased(trip_store):
+    good("export", "before")
+    good("copy", "sqlite:///agents.db", "sqlite:///mirror.db")
+    good("erase", "lunch", "--yes")
+    assert "conversation lunch was erased here, so it was not imported" in good("import", "before").err
+    said = good("copy", "sqlite:///agents.db", "sqlite:///mirror.db").err
+    assert "conversation lunch was erased in the other store, and now here, too" in said
+    bad(3, "show", "lunch", "--store", "sqlite:///mirror.db")
+
+
 def test_erase_takes_no_checkpoint(trip_store):
     assert "not one of its checkpoints" in bad(2, "erase", "trip@1", "--yes")
 
