@@ -64,6 +64,7 @@ THREAD = {
     "untag": "write",
     "prune": "apart",
     "delete_checkpoint": "write",
+    "erase": "watched",
     "delete": "write",
 }
 AGENTS = {
@@ -73,6 +74,7 @@ AGENTS = {
     "list": "apart",
     "history": "apart",
     "thread": "handle",
+    "erase": "watched",
     "delete": "apart",
     "checkpoint": "apart",
     "checkpoints": "apart",
@@ -98,6 +100,7 @@ CONVERSATIONS = {
     "search": "apart",
     "thread": "handle",
     "delete": "apart",
+    "erase": "watched",
     "fork": "apart",
     "edit": "apart",
     "branches": "apart",
@@ -115,6 +118,7 @@ RUNS = {
     "irreversible": "apart",
     "prune": "apart",
     "cleanup": "apart",
+    "erase": "watched",
     "settle": "apart",
 }
 KEYS = {
@@ -123,6 +127,7 @@ KEYS = {
     "rotate": "watched",
 }
 STORE = {
+    "redactions": "known",
     "thread": "handle",
     "threads": "pages",
     "activity": "pages",
@@ -142,6 +147,7 @@ STORE = {
     "migrate": "watched",
     "verify": "watched",
     "gc": "watched",
+    "erase": "watched",
     "prune": "watched",
     "export": "watched",
     "import_": "watched",
@@ -519,7 +525,7 @@ if TYPE_CHECKING:
     from backtrail.aio.executor import Executor
     from backtrail.engine.tree.edits import Editor
     from backtrail.maintenance.retention import Policy
-    from backtrail.models import Diff, PruneReport, Sentinel
+    from backtrail.models import Diff, ErasureReport, PruneReport, Sentinel
     from backtrail.thread import Ref
 
 S = TypeVar("S")
@@ -566,7 +572,7 @@ if TYPE_CHECKING:
     from backtrail.agents.models import AgentState
     from backtrail.agents.repository import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
     from backtrail.aio.executor import Executor
-    from backtrail.models import AgentCheckpoint
+    from backtrail.models import AgentCheckpoint, ErasureReport
     from backtrail.thread import Ref
 
 
@@ -591,6 +597,7 @@ def conversations() -> str:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
@@ -599,14 +606,14 @@ from backtrail.aio.thread import Thread
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from backtrail.aio.executor import Executor
     from backtrail.conversations import repository as sync
     from backtrail.conversations.convert import Model
     from backtrail.conversations.models import Conversation, Message
     from backtrail.conversations.repository import Hits, Infos, Messages
-    from backtrail.models import ConversationInfo, Sentinel
+    from backtrail.models import ConversationInfo, ErasureReport, Sentinel
     from backtrail.thread import Ref
 
 
@@ -631,6 +638,7 @@ def runs() -> str:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
@@ -642,10 +650,11 @@ from backtrail.validation import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from backtrail.aio.executor import Executor
     from backtrail.maintenance.retention import Policy
+    from backtrail.models import ErasureReport
     from backtrail.runs import repository as sync
     from backtrail.runs.repository import Calls, Records, RunRecord
     from backtrail.runs.strategies import Strategy
@@ -743,8 +752,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.conversations.models import Message
+    from backtrail.engine.redact import Redact
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
+        ErasureReport,
         ExportReport,
         GcReport,
         Hit,

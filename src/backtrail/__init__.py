@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backtrail import builtins as builtins
     from backtrail.agents.models import AgentState, CheckpointType
-    from backtrail.agents.repository import Agents, AgentVersion
+    from backtrail.agents.repository import Agents, AgentVersion, Erased
     from backtrail.agents.scheduler import AutoCheckpoint
     from backtrail.archive.backup import restore_backup
     from backtrail.archive.copy import copy
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
         CopyReport,
         Damage,
         Diff,
+        ErasedThread,
+        ErasureReport,
         ExportReport,
         GcReport,
         Hit,
@@ -109,6 +111,9 @@ __all__ = [
     "Diff",
     "Done",
     "Editor",
+    "Erased",
+    "ErasedThread",
+    "ErasureReport",
     "Error",
     "Event",
     "EveryN",
@@ -165,7 +170,7 @@ __all__ = [
 ]
 
 _HOMES: dict[str, str] = {
-    "agents.repository": "AgentVersion Agents",
+    "agents.repository": "AgentVersion Agents Erased",
     "agents.scheduler": "AutoCheckpoint",
     "archive.backup": "restore_backup",
     "archive.copy": "copy",
@@ -179,7 +184,8 @@ _HOMES: dict[str, str] = {
     "errors": "CommitUnknown Conflict Corrupt Error InDoubt Invalid NotFound Unavailable",
     "maintenance.retention": "Policy",
     "models": (
-        "AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ExportReport GcReport "
+        "AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ErasedThread ErasureReport "
+        "ExportReport GcReport "
         "Hit ImportReport Items KeyReport KeyStatus MISSING MigrateReport NEW PruneReport Reordered Salvage StatePart "
         "Stats ThreadInfo VerifyReport"
     ),

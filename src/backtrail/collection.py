@@ -23,6 +23,7 @@ from backtrail.engine.tree.decode import Decoder, Unpacker
 from backtrail.engine.tree.tree import value_of
 from backtrail.engine.writer import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
+from backtrail.maintenance.erase import erase_all
 from backtrail.models import AgentCheckpoint
 from backtrail.thread import Thread
 from backtrail.validation import check_id
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.tree.tree import Tree
-    from backtrail.models import Saved
+    from backtrail.models import ErasureReport, Saved
     from backtrail.transaction import Engine
 
 T = TypeVar("T")
@@ -98,6 +99,7 @@ class Collection:
     ) -> Checkpoint[Any]:
         """Save the data of a value; `Conflict` if its head is not the expected one, unless `replace` is set."""
         thread = self._thread(id, agent)
+        data = thread._redacted(data)  # noqa: SLF001 - our own handle
         change = edits.Replace(data, self._engine.session.reader.nodes(), thread._types)  # noqa: SLF001 - our own handle
         expect = ANYTHING if replace else self._expected(id, saved)
         try:
@@ -155,6 +157,14 @@ class Collection:
 
     def _unknown(self, id: str) -> NotFound:  # noqa: A002
         return NotFound(f"there is no {self._what.partition(' ')[2]} {id!r}", code=self._missing)
+
+    def _erase(self, ids: Any, **options: Any) -> ErasureReport:
+        """Erase values; the handles of this collection forget their heads."""
+        report = erase_all(self._engine, self._space, ids, **options)
+        for each in report.threads:
+            if each.kind == self._space:
+                self._threads(each.id)._erased()  # noqa: SLF001 - our own handle
+        return report
 
     # -- listing ------------------------------------------------------------------------------------------
 

@@ -259,6 +259,8 @@ class AgentCheckpoint:
     """The number of its conversations."""
     damaged: bool = False
     """Whether its row is damaged. Then only the id is reliable."""
+    erased: tuple[str, ...] = ()
+    """The ids of its conversations that were erased since. `conversations` counts them; a restore skips them."""
 
     @property
     def checkpoint_type(self) -> str:
@@ -396,6 +398,64 @@ class KeyReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasedThread:
+    """A thread that was erased. Its id and its uid stay known; nothing of its content does."""
+
+    kind: str
+    """thread, conversation, run or agent; and of what belongs to them: journal, aside, checkpoint (of an agent)."""
+    id: str
+    agent: str | None
+    uid: str
+    """The end of the ids of its checkpoints. A new thread with the same id has the same uid."""
+    checkpoints: int
+    """The checkpoints that the store had of it, deleted ones included."""
+    erased_at: dt.datetime
+    fork: bool = False
+    """Whether it was erased because it was forked from another thread that was erased."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """The evidence of an erasure: what was erased, what referred to it, and whether the bytes are overwritten."""
+
+    threads: tuple[ErasedThread, ...]
+    agent_checkpoints: tuple[tuple[str, str], ...]
+    """(agent id, checkpoint id) of the agents' checkpoints that held an erased conversation. A restore skips it."""
+    kept_forks: tuple[tuple[str, str], ...] = ()
+    """(kind, thread id) of forks that stay, with `forks=False`. They hold messages of the erased thread."""
+    remains: str | None = None
+    """Why bytes may still be in the storage, and what to do. None if nothing is left in it."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the storage has removed the bytes and overwritten them, as far as it can."""
+        return self.remains is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON data, with times in ISO 8601."""
+        return {
+            "threads": [
+                {
+                    "kind": each.kind,
+                    "id": each.id,
+                    "agent": each.agent,
+                    "uid": each.uid,
+                    "checkpoints": each.checkpoints,
+                    "erased_at": each.erased_at.isoformat(),
+                    "fork": each.fork,
+                }
+                for each in self.threads
+            ],
+            "agent_checkpoints": [
+                {"agent": agent, "checkpoint": checkpoint} for agent, checkpoint in self.agent_checkpoints
+            ],
+            "kept_forks": [{"kind": kind, "id": name} for kind, name in self.kept_forks],
+            "complete": self.complete,
+            "remains": self.remains,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ExportReport:
     """The contents of an export's file."""
 
@@ -440,6 +500,12 @@ class ImportReport:
     chunks: int
     marked: int
     """The existing rows that the import hid, made visible again, or tagged differently."""
+    erased: tuple[tuple[str, str], ...] = ()
+    """(kind, id) of threads that the exporting store has erased: the import erased them here, too."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """(kind, id) of threads in the file that were erased in this store: they were not imported."""
+    remains: str | None = None
+    """If threads were erased: why bytes of them may still be in the storage, and what to do. See `ErasureReport`."""
     visible_rows: int = field(init=False)
     """The imported rows that are visible checkpoints of any thread, as in `ExportReport`."""
 
@@ -464,6 +530,12 @@ class CopyReport:
     """The threads that the target store had, and that got more rows."""
     checkpoints: int
     """The visible checkpoints of the source that the target has with the same root hash. Pruned ones do not count."""
+    erased: tuple[tuple[str, str], ...] = ()
+    """(kind, id) of threads that the source has erased: the copy erased them in the target, too."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """(kind, id) of threads that were erased in the target: they were not copied."""
+    remains: str | None = None
+    """If threads were erased: why bytes of them may still be in the target, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

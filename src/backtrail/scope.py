@@ -28,7 +28,7 @@ from backtrail.backends.defaults import page
 from backtrail.backends.port import IndexState, Usage
 from backtrail.engine import manifests
 from backtrail.engine.asides import ASIDE, THREAD
-from backtrail.engine.log import CLEAR, MAX_SEQ, clip
+from backtrail.engine.log import CLEAR, MAX_SEQ, clip, erased_count
 from backtrail.errors import Conflict, Invalid, Unavailable
 from backtrail.validation import check_id
 
@@ -87,6 +87,11 @@ def backend_for(below: Backend, scope: Scope) -> Backend:
     """Return the part of a backend that a scope allows."""
     allowed = cast("Backend", ReadOnlyBackend(below)) if scope.read_only else below
     return allowed if scope.agents is None else ScopedBackend(allowed, scope.agents)
+
+
+def whole(backend: Backend) -> Backend:
+    """Return the backend of the whole store, below all scopes. Only for what has no owner, such as chunks."""
+    return whole(backend._below) if isinstance(backend, ScopedBackend) else backend  # noqa: SLF001 - of this module
 
 
 class ReadOnlyBackend:
@@ -254,7 +259,11 @@ class ScopedBackend:
         for (no, _), row in found.items():
             rows.setdefault(no, []).append(row)
         begins = {no: self._begin(no, each) for no, each in rows.items()}
-        return {(no, seq): row for (no, seq), row in found.items() if seq >= begins[no]}
+        return {
+            (no, seq): row
+            for (no, seq), row in found.items()
+            if seq >= begins[no] or erased_count(row) is not None  # else what was erased would look lost
+        }
 
     # -- rows, tags and chunks ------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from backtrail.backends.port import KEYRING, SEALED
 from backtrail.engine import log, manifests
 from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Options, Tip
+from backtrail.engine.redact import redactor_of
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import indexer
 from backtrail.engine.search.indexer import Where
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.models import Message
     from backtrail.conversations.repository import Conversations
+    from backtrail.engine.redact import Redact
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
+        ErasureReport,
         ExportReport,
         GcReport,
         Hit,
@@ -83,6 +86,7 @@ def open(  # noqa: A001 - users write backtrail.open
     types: Iterable[Any] = (),
     key: Key | None = None,
     keyring: str | os.PathLike[str] | None = None,
+    redact: Redact | None = None,
 ) -> Store:
     """Open a store; create it if it does not exist.
 
@@ -90,7 +94,9 @@ def open(  # noqa: A001 - users write backtrail.open
     `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
-    classes that loading may construct, with the classes that their annotations name.
+    classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
+    before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
+    common tokens) whose matches become "[redacted]".
 
     `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
     that is not beside the store. See docs/encryption.md.
@@ -102,6 +108,7 @@ def open(  # noqa: A001 - users write backtrail.open
         max_checkpoints=None if max_checkpoints is None else check_count(max_checkpoints, "max_checkpoints", least=1),
         ttl=None if ttl is None else check_duration(ttl, "ttl"),
         auto_interval=None if auto_interval is None else check_duration(auto_interval, "auto_interval"),
+        redact=None if redact is None else redactor_of(redact),
     )
     registry = Types(named := Types.named(types))
     for cls in named:
@@ -172,6 +179,12 @@ class Store:
         self._backend = backend
         self._engine = Engine(backend, types or Types(), options or Options())
         self._parts: dict[str, Any] = {}
+
+    @property
+    def redactions(self) -> int:
+        """How many texts `redact=` has replaced since the store was opened."""
+        redact = self._engine.options.redact
+        return 0 if redact is None else redact.count
 
     # -- threads --------------------------------------------------------------------------------------
 
@@ -528,6 +541,29 @@ class Store:
             from backtrail.maintenance import gc as upkeep  # noqa: PLC0415
 
         return upkeep.collect(self._engine.outside(), check_progress(progress), erase=erase)
+
+    def erase(
+        self,
+        id: str | Iterable[str],  # noqa: A002
+        *,
+        kind: str = "thread",
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a thread, or several, with every byte, also where agent checkpoints and forks have it.
+
+        `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
+        back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
+        `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
+        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        """
+        with loading:
+            from backtrail.maintenance import erase as erasing  # noqa: PLC0415 - few programs do it
+
+        if kind not in erasing.KINDS:
+            raise Invalid(f"kind must be one of {', '.join(erasing.KINDS)}, not {kind!r}", code="invalid.argument")
+        return erasing.erase_all(self._engine, plain(kind), id, forks=forks, force=force, progress=progress)
 
     def prune(
         self,

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from backtrail.engine.tree.tree import Tree
     from backtrail.engine.writer import Propose
     from backtrail.maintenance.retention import Account, Policy
-    from backtrail.models import PruneReport
+    from backtrail.models import ErasureReport, PruneReport
     from backtrail.transaction import Engine, Session
 
 
@@ -72,6 +72,9 @@ _NO_META: Final = Meta()
 
 class Handle(Generic[S]):
     """A reference to a thread by its id, with the heads that its callers (threads and tasks) last read or wrote."""
+
+    _redacts = True
+    """Whether the store's `redact=` is applied to labels, tags and metadata."""
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class Handle(Generic[S]):
         self._type = type
         self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, self.id)
+        self._redact = engine.options.redact
         self._expected: weakref.WeakKeyDictionary[object, list[Expect]] = weakref.WeakKeyDictionary()
         """By caller, in a list of one."""
 
@@ -114,6 +118,12 @@ class Handle(Generic[S]):
 
     def _require_readable(self) -> Tip:
         return self._required(self._readable())
+
+    def _erased(self) -> None:
+        """Let the caller's next save expect what is there after an erasure."""
+        tip = self._tip()
+        if tip is not None:
+            self._remember(tip)
 
     def _required(self, tip: Tip | None) -> Tip:
         if tip is None:
@@ -224,7 +234,14 @@ class Handle(Generic[S]):
     ) -> Meta:
         if kind == "manual" and label is None and tags == () and metadata is None:
             return _NO_META
+        if self._redacts and self._redact is not None:
+            label, tags = self._redacted(check_label(label)), self._redacted(check_tags(tags))
+            metadata = self._redacted(check_metadata(metadata))
         return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
+
+    def _redacted(self, value: Any) -> Any:
+        """Return a value as it may be written: see `redact=` of `open`."""
+        return value if self._redact is None else self._redact(value, self._types)
 
     def _nodes(self) -> Nodes:
         """Return a source of nodes for a new state."""
@@ -346,7 +363,7 @@ class Thread(Handle[S]):
         if changed is not None and type(state) is not dict:
             name = type(state).__name__
             raise Invalid(f"changed= names keys of a state that is a dict, not {name}", code="invalid.argument")
-        change = edits.Replace(state, self._nodes(), self._types, changed)
+        change = edits.Replace(self._redacted(state), self._nodes(), self._types, changed)
         return self._write(change, meta, expect, default=self._expectation(), onto=onto)
 
     def append(
@@ -363,6 +380,8 @@ class Thread(Handle[S]):
         meta = self._meta(label, tags, metadata, kind)
         if not items:
             raise Invalid("append needs at least one item", code="invalid.argument")
+        if self._redact is not None:
+            items = self._redact(items, self._types)
         change = edits.Append(parse(path), items, self._types, self.id)
         return self._write(change, meta, expect, default=ANYTHING)
 
@@ -379,7 +398,7 @@ class Thread(Handle[S]):
     ) -> Checkpoint[S]:
         """Put a value at a path: a key of a dict, existing or new, or an index of a list."""
         meta = self._meta(label, tags, metadata, kind)
-        change = edits.Put(parse(path), value, self._types, self.id)
+        change = edits.Put(parse(path), self._redacted(value), self._types, self.id)
         return self._write(change, meta, expect, default=self._expectation())
 
     def delete_at(
@@ -413,7 +432,7 @@ class Thread(Handle[S]):
         meta = self._meta(label, tags, metadata, kind)
         state, head = self._head_to_change()
         yield state
-        change = edits.Replace(state, self._nodes(), self._types)
+        change = edits.Replace(self._redacted(state), self._nodes(), self._types)
         self._write(change, meta, None, default=head)
 
     def edit(
@@ -431,7 +450,7 @@ class Thread(Handle[S]):
         nothing, nothing is written, and the head is returned.
         """
         meta = self._meta(label, tags, metadata, kind)
-        change = FunctionEdit(fn, self._nodes(), self._types, self.id)
+        change = FunctionEdit(fn, self._nodes(), self._types, self.id, self._redacted)
         try:
             return self._write(change, meta, None, default=ANYTHING)
         except Unchanged as none:
@@ -749,7 +768,7 @@ class Thread(Handle[S]):
 
     def tag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
         """Add tags to a checkpoint."""
-        return self._tag(ref, add=check_tags(tags), remove=())
+        return self._tag(ref, add=self._redacted(check_tags(tags)), remove=())
 
     def untag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
         """Remove tags from a checkpoint."""
@@ -839,6 +858,23 @@ class Thread(Handle[S]):
         if done and tip is not None and before.head in (ANY, *found):  # otherwise this caller has not read the head
             self._remember(tip)
         return done
+
+    def erase(
+        self, *, forks: bool = True, force: bool = False, progress: Callable[[str, int], None] | None = None
+    ) -> ErasureReport:
+        """Erase the thread with every byte of it, also where agent checkpoints and forks have it.
+
+        Unlike `delete`, nothing can bring it back. Its forks are erased as well, unless `forks=False`. A run with a
+        worker is a `Conflict`, unless `force` is set. The id can be used again. See docs/erasure.md.
+        """
+        if self._key.space == manifests.AGENT:
+            raise Invalid("an agent is erased with all its threads: store.agents.erase(id)", code="invalid.argument")
+        with loading:
+            from backtrail.maintenance.erase import erase_all  # noqa: PLC0415 - few programs do it
+
+        report = erase_all(self._engine, self._key.space, self.id, forks=forks, force=force, progress=progress)
+        self._erased()
+        return report
 
     def delete(self) -> bool:
         """Delete the thread and return whether it existed. A new thread of this id starts at step 1."""

@@ -373,14 +373,14 @@ def check_count(value: Any, what: str, *, least: int = 0) -> int:
     return value
 
 
-def check_ids(threads: Any) -> tuple[str, ...]:
-    """Check a non-empty list of thread ids; return each id once."""
+def check_ids(threads: Any, what: str = "threads=") -> tuple[str, ...]:
+    """Check a non-empty list of thread ids; return each id once. `what` is the argument, for the error."""
     try:
         names = None if isinstance(threads, str | bytes) else tuple(threads)
     except TypeError:
         names = None
     if not names:
-        raise Invalid(f"threads= must be a list of ids, not {threads!r}", code="invalid.argument")
+        raise Invalid(f"{what} must be a list of ids, not {threads!r}", code="invalid.argument")
     return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in names))
 
 

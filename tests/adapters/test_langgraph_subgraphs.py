@@ -211,3 +211,21 @@ def test_an_imported_subgraph_refuses_an_ambiguous_rewind(tmp_path, ran):
         with pytest.raises(backtrail.Invalid, match="which run saved them"):
             store.thread("t").fork("f", asked)
     assert ran == ["pay"]
+
+
+def test_erasing_a_graphs_thread_erases_its_subgraphs(saver, ran):
+    graph = built(saver, ran, depth=2)
+    graph.invoke({"log": ["begin"]}, at())
+    graph.invoke({"log": ["begin"]}, at("other"))
+    saver.store.thread("t|mine").save({"n": 1})
+    inner = {info.id for info in saver.store.threads(prefix="t|")} - {"t|mine"}
+    assert len(inner) >= 2
+    report = saver.store.thread("t").erase()
+    assert {each.id for each in report.threads} == {"t", *inner}
+    assert not any(each.fork for each in report.threads)
+    left = {info.id for info in saver.store.threads()}
+    assert "t|mine" in left
+    assert {name.partition("|")[0] for name in left} == {"other", "t"}
+    assert saver.store.verify().ok
+    graph.invoke({"log": ["again"]}, at())
+    assert inner_log(graph)

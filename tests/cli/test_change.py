@@ -325,6 +325,55 @@ def test_delete_without_a_terminal_needs_yes(trip_store):
     assert everything() == before
 
 
+def test_erase_removes_every_kind(trip_store):
+    assert good("erase", "trip-cheap", "--yes", "--json").json["threads"][0]["id"] == "trip-cheap"
+    bad(3, "show", "trip-cheap")
+    said = good("erase", "lunch", "--yes")
+    assert "no longer restores it" in said.err
+    assert "no byte of it is left" in said.err
+    assert "1 erased" in good("agents", "planner").out
+    said = good("restore", "planner@before-lunch", "--yes").err
+    assert "erased since, so they do not return: lunch" in said
+    good("erase", "lunch", "--kind", "conversation", "--yes")  # what is left of an interrupted call
+    good("erase", "session-42", "--yes")
+    assert good("runs", "--jsonl").rows == []
+    good("erase", "planner", "--yes")
+    assert good("threads", "--jsonl").rows == []
+    bad(3, "erase", "nothing", "--yes")
+
+
+def test_import_and_copy_name_what_was_erased(trip_store):
+    good("export", "before")
+    good("copy", "sqlite:///agents.db", "sqlite:///mirror.db")
+    good("erase", "lunch", "--yes")
+    assert "conversation lunch was erased here, so it was not imported" in good("import", "before").err
+    said = good("copy", "sqlite:///agents.db", "sqlite:///mirror.db").err
+    assert "conversation lunch was erased in the other store, and now here, too" in said
+    bad(3, "show", "lunch", "--store", "sqlite:///mirror.db")
+
+
+def test_erase_takes_no_checkpoint(trip_store):
+    assert "not one of its checkpoints" in bad(2, "erase", "trip@1", "--yes")
+
+
+def test_erase_keeps_forks_if_told(trip_store):
+    assert "trip-cheap was forked from it, and stays" in good("erase", "trip", "--keep-forks", "--yes").err
+    assert state("trip-cheap")
+
+
+def test_erase_asks(trip_store, asked):
+    before = everything()
+    for name in ("trip", "planner", "lunch", "session-42"):
+        assert run("erase", name, stdin="n\n").code == 1
+    assert everything() == before
+
+
+def test_erase_without_a_terminal_needs_yes(trip_store):
+    before = everything()
+    assert "--yes" in bad(2, "erase", "trip")
+    assert everything() == before
+
+
 def test_option_combinations_are_checked(trip_store):
     bad(2, "undo", "trip", "--force", "--yes")
     bad(2, "save", "trip", "notes.json", "--set", "a", "--append", "b", "--yes")

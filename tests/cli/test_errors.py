@@ -40,6 +40,7 @@ LINES = {
     "settle": "settle session-42 1.1 --not-done --yes",
     "tag": "tag trip keep --yes",
     "delete": "delete trip --yes",
+    "erase": "erase trip --yes",
     "prune": "prune --keep-last 1 --yes",
     "gc": "gc",
     "verify": "verify",
@@ -55,7 +56,7 @@ LINES = {
 }
 WITHOUT_STORE = {"where", "copy", "restore-backup"}  # they take a URL and open nothing, or name both
 MAKES = {"save", "import", "mcp"}
-NAMES_A_THREAD = {"log", "show", "diff", "fork", "rewind", "undo", "redo", "tag", "delete"}
+NAMES_A_THREAD = {"log", "show", "diff", "fork", "rewind", "undo", "redo", "tag", "delete", "erase"}
 NAMES_A_CHECKPOINT = {"show", "diff", "fork", "rewind", "tag", "delete"}
 
 
@@ -156,7 +157,7 @@ def test_missing_paths_are_not_found(trip_store):
     bad(3, "agents", "nobody")
 
 
-@pytest.mark.parametrize("name", ["save", "fork", "rewind", "undo", "tag", "delete", "restore", "gc"])
+@pytest.mark.parametrize("name", ["save", "fork", "rewind", "undo", "tag", "delete", "erase", "restore", "gc"])
 def test_locked_store_is_an_error(trip_store, monkeypatch, name):
     monkeypatch.setitem(SqliteBackend.__init__.__kwdefaults__, "busy_timeout", 0.05)
     other = apsw.Connection("agents.db")

@@ -71,7 +71,9 @@ def answered(words, monkeypatch, answer):
 def test_stored_text_cannot_control_a_terminal(hostile_store, monkeypatch, words):
     words = [word.replace(everything.POINT, hostile_store) for word in words]
     shown = [answered(words, monkeypatch, answer=False)]
-    plain = run(*words, *(["--yes"] if words[0] in ("delete", "undo", "rewind", "tag", "fork", "save") else []))
+    plain = run(
+        *words, *(["--yes"] if words[0] in ("delete", "erase", "undo", "rewind", "tag", "fork", "save") else [])
+    )
     assert not controls(plain.out + plain.err)
     for form in ("--json", "--jsonl"):
         done = run(*words, form)

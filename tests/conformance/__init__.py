@@ -25,6 +25,7 @@ from tests.conformance.conversations import Conversations, ConversationSearch, H
 from tests.conformance.decisions import Deciding
 from tests.conformance.derived_values import Values
 from tests.conformance.edits import Beside, Editing
+from tests.conformance.erase import EraseConversations, EraseMirrors, EraseOthers
 from tests.conformance.erasure import Erasing
 from tests.conformance.expectations import Appending, Expecting, Lending
 from tests.conformance.export_import import Exporting, Importing
@@ -44,6 +45,7 @@ from tests.conformance.ownership import Keeping, Owning
 from tests.conformance.plain_text import PlainText
 from tests.conformance.policies import Policies
 from tests.conformance.reads import Differences, History, Parts, Refs
+from tests.conformance.redaction import Redacting
 from tests.conformance.removal import Deleting, Ending, Pruning
 from tests.conformance.repair import Repairing
 from tests.conformance.restore import Restoring, Undoing
@@ -125,6 +127,10 @@ class StoreConformance(
     Owning,
     Keeping,
     Erasing,
+    EraseConversations,
+    EraseOthers,
+    EraseMirrors,
+    Redacting,
     Running,
     Calling,
     Doubting,

@@ -77,6 +77,15 @@ def call(made, name, **arguments):
 # -- tools --------------------------------------------------------------------------------------------
 
 
+def test_erase_is_a_destructive_tool_in_its_scope(store):
+    made = server(store, scope="planner", destructive=True)
+    assert call(made, "erase", ids=["other-chat"], kind="conversation") == "not_found.conversation"
+    answer = call(made, "erase", ids=["planner-chat"], kind="conversation")
+    assert (answer["complete"], [each["id"] for each in answer["threads"]]) == (True, ["planner-chat"])
+    assert store.conversations.get("planner-chat") is None
+    assert store.conversations.get("other-chat") is not None
+
+
 def test_tools_are_rows_of_the_table(store):
     async def use(client):
         return {tool.name: tool for tool in (await client.list_tools()).tools}

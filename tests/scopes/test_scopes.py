@@ -66,9 +66,13 @@ def story(me):
     yield "prune", {"keep_last": 1, "keep_labelled": False}
     yield "checkpoint_delete", {"checkpoint_id": point.get("checkpoint_id", "")}
     yield "conversation_delete", {"conversation_id": f"{me}-talk"}
+    yield "erase", {"ids": [f"{me}-talk"], "kind": "conversation"}
+    yield "erase", {"ids": ["b-talk"], "kind": "conversation"}
+    yield "erase", {"ids": [f"{me}-run"], "kind": "run"}
     yield "thread_delete", {"thread_id": f"{me}-fork"}
     yield from reads(me, "")
     yield "agent_delete", {"agent_id": me}
+    yield "erase", {"ids": ["b"], "kind": "agent"}
     yield from reads(me, "")
 
 
@@ -137,7 +141,7 @@ class Plain:
         if isinstance(value, str):
             value = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(\+00:00)?", "TIME", value)
             value = re.sub(r"blake3:[0-9a-f]{64}", "ROOT", value)
-            return re.sub(r"[0-9a-f]{24}", lambda found: self._name(found[0]), value)
+            return re.sub(r"[0-9a-f]{24}|[0-9a-f]{16}", lambda found: self._name(found[0]), value)
         return value
 
     def _name(self, found):
@@ -545,3 +549,44 @@ def test_graph_runs_in_a_scope(shared):
         assert len([*compiled.get_state_history(config)]) == 6
     assert shared.info("chat").agent == "a"
     assert shared.scoped("b").info("chat") is None
+
+
+def test_a_scope_erases_what_is_inside_and_nothing_else(tmp_path):
+    word = "canaryofascope"
+    with backtrail.open(tmp_path / "s.db", compression=False) as store:
+        for me in ("a", "b"):
+            store.agents.save(AgentState(me, "n", "t"))
+            store.conversations.save(Conversation(me, id=f"{me}-talk", messages=[Message.user(f"{word} {me}" * 50)]))
+            store.agents.checkpoint(me, "one")
+        scoped = store.scoped("a")
+        with pytest.raises(backtrail.NotFound):
+            scoped.conversations.erase("b-talk")
+        with pytest.raises(backtrail.NotFound):
+            scoped.agents.erase("b")
+        with pytest.raises(backtrail.Unavailable):
+            store.scoped("a", read_only=True).conversations.erase("a-talk")
+        assert scoped.conversations.load("a-talk").messages
+        assert scoped.conversations.erase("a-talk").complete
+        with pytest.warns(backtrail.Erased):
+            scoped.agents.restore(scoped.agents.checkpoints("a")[0])
+        assert store.conversations.load("b-talk").messages
+        assert store.verify().ok
+        found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        assert (f"{word} a".encode() in found, f"{word} b".encode() in found) == (False, True)
+        assert scoped.agents.erase("a").complete
+        assert store.agents.get("b") is not None
+
+
+def test_a_scope_restores_what_was_erased_begun_again_and_deleted():
+    with backtrail.open("memory://") as store:
+        store.agents.save(AgentState("a", "n", "t"))
+        scoped = store.scoped("a")
+        scoped.conversations.save(Conversation("a", id="c", messages=[Message.user("one")]))
+        made = scoped.agents.checkpoint("a", "one")
+        scoped.conversations.erase("c")
+        scoped.conversations.save(Conversation("a", id="c", messages=[Message.user("two")]))
+        scoped.conversations.delete("c")
+        for each in (scoped, store):
+            with pytest.warns(backtrail.Erased):
+                each.agents.restore(made)
+        assert scoped.verify().ok

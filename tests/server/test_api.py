@@ -375,3 +375,17 @@ def test_huge_numbers_do_no_harm(store, api, path):
     store.agents.save(AgentState("planner", "P", "m"))
     store.conversations.append("talk", Message.user("x"), agent_id="planner")
     assert api.get(path).status_code in (200, 404, 409)
+
+
+def test_erase_answers_with_its_evidence(store, api):
+    store.conversations.save(Conversation("planner", id="talk", messages=[Message.user("hello")]))
+    store.agents.save(AgentState("planner", "n", "t"))
+    made = store.agents.checkpoint("planner", "one")
+    answer = api.post("/api/v1/erase", json={"ids": ["talk"], "kind": "conversation"}).json()
+    assert answer["complete"]
+    assert answer["agent_checkpoints"] == [{"agent": "planner", "checkpoint": made.id}]
+    assert api.get(f"/api/v1/agent-checkpoints/{made.id}").json()["erased"] == ["talk"]
+    with pytest.warns(backtrail.Erased):
+        restored = api.post(f"/api/v1/agent-checkpoints/{made.id}/restore", json={}).json()
+    assert "1 of them were erased" in restored["message"]
+    assert api.post("/api/v1/erase", json={"ids": ["none"], "kind": "run"}).status_code == 404

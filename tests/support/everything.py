@@ -85,6 +85,7 @@ def commands(text):
         yield ["watch", name, "--timeout", "0s", "--after", "1", *of]
         yield ["delete", name, *of]
         yield ["delete", f"{name}@1", *of]
+        yield ["erase", name, *of]
         yield ["undo", name, *of]
         yield ["tag", name, text("new"), *of]
         yield ["rewind", f"{name}@1", *of]

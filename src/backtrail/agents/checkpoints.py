@@ -65,6 +65,8 @@ class AgentTip(NamedTuple):
 class Manifests(Handle[Any]):
     """A handle of the thread of an agent's manifests."""
 
+    _redacts = False  # their metadata is our own, except for names and descriptions, which `Agents` redacts
+
     def __init__(self, engine: Engine, agent_id: str) -> None:
         super().__init__(engine, manifests.SPACE, agent_id)
 
@@ -93,7 +95,7 @@ class Manifests(Handle[Any]):
         return self._checkpoints(tip, [row])[0], self._info(record, row)
 
     def pointer(self, seq: int, space: str, name: str) -> Pointer:
-        """Return the pointer of a checkpoint to a thread; `NotFound` if the checkpoint has none."""
+        """Return the pointer of a checkpoint to a thread; `NotFound` if it has none, or if the thread was erased."""
         session = self._engine.session
         record, row = self._checkpoint_at(session, seq)
         others = space == AGENT and name != self.id
@@ -101,6 +103,8 @@ class Manifests(Handle[Any]):
         pointer = manifests.pointer_to(tree, (space, name))
         if pointer is None:
             raise NotFound(f"this checkpoint of agent {self.id!r} has no {space} {name!r}", code="not_found.checkpoint")
+        if not _places(session.reader, {(space, name): pointer}):
+            raise NotFound(f"{space} {name!r} of this checkpoint was erased", code="not_found.erased")
         return pointer
 
     def _info(self, record: ThreadRecord, row: Row) -> ManifestInfo:
@@ -283,18 +287,18 @@ class Manifests(Handle[Any]):
 
     # -- going back -------------------------------------------------------------------------------------
 
-    def restore(self, seq: int, check: Callable[[Any], object]) -> None:
-        """Restore the agent and its conversations from a checkpoint.
+    def restore(self, seq: int, check: Callable[[Any], object]) -> tuple[str, ...]:
+        """Restore the agent and its conversations from a checkpoint; return the names of erased conversations.
 
         First read and verify all states that the checkpoint points at, and pass the agent's state to `check`, which
-        may raise an error.
+        may raise an error. Erased conversations are skipped.
         """
 
-        def work(session: Session) -> None:
+        def work(session: Session) -> tuple[str, ...]:
             record, row = self._checkpoint_at(session, seq)
             try:
-                target = manifests.manifest_of(session.reader, record, row)
-                heads = self._verify(session, target, check)
+                whole = manifests.manifest_of(session.reader, record, row)
+                target, heads = self._verify(session, whole, check)
             except (Corrupt, NotFound):
                 self._checkpoint_at(session, seq)  # NotFound, not Corrupt, if the checkpoint was deleted meanwhile
                 raise
@@ -303,10 +307,11 @@ class Manifests(Handle[Any]):
             self._move_heads(session, self._present(session, tip), heads)
             undo = (*tip.info.undo, (before.seq, before.seq + 1))
             on = session.reader.sound_row(record, before.seq)
-            self._record_after(session, record, row, target, undo=undo[-UNDOS:], on=on)
+            self._record_after(session, record, row, target, undo=undo[-UNDOS:], on=on, is_whole=target is whole)
             self._hide(session, [each for pair in undo[:-UNDOS] for each in pair])
+            return tuple(sorted(whole.conversations.keys() - target.conversations.keys()))
 
-        self._engine.atomic(work)
+        return self._engine.atomic(work)
 
     def undo(self, check: Callable[[Any], object], *, force: bool) -> None:
         """Undo the last restore that is not yet undone. `check` gets the agent's state, as for a restore."""
@@ -330,13 +335,13 @@ class Manifests(Handle[Any]):
         if tip.manifests is None or tip.manifests.head is None:
             return
         record, newest, undo = tip.manifests.record, tip.manifests.head, tip.info.undo
-        (row, target), (_, after) = (self._manifest_at(session, record, seq) for seq in undo[-1])
+        (row, whole), (_, after) = (self._manifest_at(session, record, seq) for seq in undo[-1])
         present = self._present(session, tip)
         if not force:
-            self._refuse_moved(present, after)
-        heads = self._verify(session, target, check)
+            self._refuse_moved(session, present, after)
+        target, heads = self._verify(session, whole, check)
         self._move_heads(session, present, heads)
-        self._record_after(session, record, row, target, undo=undo[:-1], on=newest)
+        self._record_after(session, record, row, target, undo=undo[:-1], on=newest, is_whole=target is whole)
         over = {*undo[-1], *([newest.seq] if tip.info.role == AFTER else [])}
         self._hide(session, sorted(over - {after for _, after in undo[:-1]}))
 
@@ -361,10 +366,19 @@ class Manifests(Handle[Any]):
             raise session.reader.damaged(record, seq, "its row is missing")
         return row, manifests.manifest_of(session.reader, record, row)
 
-    def _refuse_moved(self, present: Manifest, after: Manifest) -> None:
-        """Raise `Conflict` with the threads that changed since a restore; `after` is the manifest after it."""
+    def _refuse_moved(self, session: Session, present: Manifest, after: Manifest) -> None:
+        """Raise `Conflict` with the threads that changed since a restore; `after` is the manifest after it.
+
+        A thread that was erased since, and not started again, has not changed: nothing of it could be overwritten.
+        """
         now, then = present.pointers(self.id), after.pointers(self.id)
         moved = sorted(names for names in now.keys() | then.keys() if now.get(names) != then.get(names))
+        left = {names: then[names].seq for names in moved if names not in now}
+        if left:
+            records = BulkReader(session.reader).records(left)
+            places = {names: (records[names], seq) for names, seq in left.items() if names in records}
+            erased = manifests.erased_among(session.reader, places)
+            moved = [names for names in moved if names not in erased]
         if moved:
             conversations = [name for space, name in moved if space == CONVERSATION]
             parts = [f"conversation {name!r}" for name in conversations[:5]]
@@ -377,30 +391,39 @@ class Manifests(Handle[Any]):
                 conversations=conversations,
             )
 
-    def _verify(self, session: Session, target: Manifest, check: Callable[[Any], object]) -> dict[Names, Place]:
+    def _verify(
+        self, session: Session, whole: Manifest, check: Callable[[Any], object]
+    ) -> tuple[Manifest, dict[Names, Place]]:
         """Read all states that a manifest points at, and compare them with their hashes; pass the agent's to `check`.
 
-        Return the row of each thread with its thread record. Raise `Corrupt` with the name of a damaged thread.
+        Return the manifest without pointers to erased threads, the same object if there are none. Also return the row
+        of each thread with its thread record. Raise `Corrupt` with the name of a damaged thread.
         """
         reader = session.reader.uncached()  # cached chunks would hide damage on the disk
-        pointers, own = target.pointers(self.id), (AGENT, self.id)
+        pointers, own = whole.pointers(self.id), (AGENT, self.id)
         try:
             places = _places(reader, pointers)
             tree = _read_states(reader, list(places.values()), places.get(own))
         except (Corrupt, NotFound):  # verify one by one, so that the error names the damaged thread
             reader = session.reader.uncached()
-            verified = {names: self._verify_one(reader, names, pointer) for names, pointer in pointers.items()}
+            results = {names: self._verify_one(reader, names, pointer) for names, pointer in pointers.items()}
+            verified = {names: result for names, result in results.items() if result is not None}
             places = {names: place for names, (place, _) in verified.items()}
             tree = verified[own][1] if own in verified else None
         if tree is not None:
             check(Decoder(tree.nodes, self._types).value(tree.rep))
-        return places
+        return manifests.without(whole, self.id, pointers.keys() - places.keys()), places
 
-    def _verify_one(self, reader: LogReader, names: Names, pointer: Pointer) -> tuple[Place, Tree]:
-        """Read one state of a manifest; `Corrupt` with the name of its thread if it is damaged or missing."""
+    def _verify_one(self, reader: LogReader, names: Names, pointer: Pointer) -> tuple[Place, Tree] | None:
+        """Read one state of a manifest; `Corrupt` with the name of its thread if it is damaged or missing.
+
+        Return None if its thread was erased.
+        """
         space, name = names
         try:
-            place = _places(reader, {names: pointer})[names]
+            place = _places(reader, {names: pointer}).get(names)
+            if place is None:
+                return None
             tree = reader.chain(*place).tree
             readable.read_below(reader, tree, ())
         except (Corrupt, NotFound) as error:
@@ -450,10 +473,18 @@ class Manifests(Handle[Any]):
         *,
         undo: tuple[tuple[int, int], ...],
         on: Row | None,
+        is_whole: bool,
     ) -> None:
-        """Write the manifest of an older row as the newest one, with the role AFTER: the next manifest builds on it."""
+        """Write the manifest of an older row as the newest one, with the role AFTER: the next manifest builds on it.
+
+        `target` is that manifest, without its pointers to erased threads unless it `is_whole`.
+        """
         info = ManifestInfo(AFTER, size=target.size, conversations=len(target.conversations), undo=undo)
-        self._record_again(session, record, row, info, on=on)
+        if is_whole:
+            self._record_again(session, record, row, info, on=on)
+        else:
+            replace = edits.Replace(target.state(), session.reader.nodes(), self._types)
+            self._put(session, replace, info, "automatic", on=on)
 
     def _record_again(
         self, session: Session, record: ThreadRecord, row: Row, info: ManifestInfo, *, on: Row | None
@@ -500,12 +531,24 @@ def manifests_of(engine: Engine, checkpoint: Any) -> tuple[str, int] | None:
 
 
 def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Place]:
-    """Return the rows that the pointers name, with their thread records; `Corrupt` if a row is missing."""
+    """Return the rows that the pointers name, with their thread records; `Corrupt` if a row is missing.
+
+    Erased threads are left out. Their rows are missing, or still hidden, so other threads need no look.
+    """
     records = BulkReader(reader).records(pointers)
     seqs = [(record.no, pointers[names].seq) for names, record in records.items()]
     stored = reader.backend.rows_of([(no, seq, seq) for no, seq in seqs])
+    shown = {place for place, row in stored.items() if not row.hidden}
+    hidden = {
+        names: (record, pointers[names].seq)
+        for names, record in records.items()
+        if (record.no, pointers[names].seq) not in shown
+    }
+    erased = manifests.erased_among(reader, hidden)
     places: dict[Names, Place] = {}
     for names, pointer in pointers.items():
+        if names in erased:
+            continue
         row = stored.get((records[names].no, pointer.seq)) if names in records else None
         if row is None or row.root != pointer.root:
             raise Corrupt("what it points at is missing", code="corrupt.row")
@@ -539,6 +582,7 @@ def _moves(reader: LogReader, targets: list[tuple[Tip, Row]]) -> Batch:
     # a thread that was deleted and started again since the checkpoint gets its former record back
     roots = {record.no: path[0][0] for record, path in zip(records, paths, strict=True)}
     other = [record for record in records if begun.get(record.no) != roots[record.no]]
+    _refuse_erased(reader, [(tip, row) for tip, row in targets if begun.get(tip.record.no) != roots[tip.record.no]])
     firsts = reader.backend.rows_of([(record.no, roots[record.no], roots[record.no]) for record in other])
     renewed = [(record, _before(reader, record, firsts.get((record.no, roots[record.no])))) for record in other]
     return Batch(
@@ -546,6 +590,16 @@ def _moves(reader: LogReader, targets: list[tuple[Tip, Row]]) -> Batch:
         show=tuple((tip.record.no, row.seq) for tip, row in targets),
         renew=tuple((record.no, new) for record, new in renewed if new != NewThread(*record[1:])),
     )
+
+
+def _refuse_erased(reader: LogReader, targets: list[tuple[Tip, Row]]) -> None:
+    """Raise `Conflict` if another process erased a thread after the restore had looked at it: the restore is retried.
+
+    An erased thread has another root now, or none, so only such threads need a look.
+    """
+    places = {(tip.record.space, tip.record.name): (tip.record, row.seq) for tip, row in targets}
+    if manifests.erased_among(reader, places):
+        raise Conflict("another process erased a thread of the agent; try again", code="conflict.transaction")
 
 
 def _before(reader: LogReader, record: ThreadRecord, root: Row | None) -> NewThread:

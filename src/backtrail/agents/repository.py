@@ -6,6 +6,7 @@ see `backtrail.agents.checkpoints`. When a state of an older `version` is read, 
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,7 +18,7 @@ from backtrail.agents.checkpoints import Manifests, manifests_of
 from backtrail.agents.models import AgentState, newest_version
 from backtrail.agents.scheduler import AutoCheckpoint
 from backtrail.collection import Collection, ObjectCache, cursor_of
-from backtrail.engine.manifests import AGENT, SPACE
+from backtrail.engine.manifests import AGENT, SPACE, erased_names
 from backtrail.engine.schema.upcast import upcasted
 from backtrail.engine.writer import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.manifests import ManifestInfo
+    from backtrail.models import ErasureReport
     from backtrail.runs.strategies import ToolCallRecord
     from backtrail.thread import Ref, Thread
     from backtrail.transaction import Engine, Session
@@ -53,6 +55,18 @@ class AgentVersion:
     state: AgentState
     changes: Diff
     """The changes since the version before, without `modified_at`."""
+
+
+class Erased(UserWarning):
+    """The warning that a restore skips conversations that were erased; `conversations` lists their ids.
+
+    It comes before anything is written. `AgentCheckpoint.erased` lists the same ids.
+    """
+
+    def __init__(self, conversations: tuple[str, ...]) -> None:
+        shown = ", ".join(map(repr, conversations[:5])) + (", ..." if len(conversations) > 5 else "")  # noqa: PLR2004
+        super().__init__(f"these conversations of the checkpoint were erased, and do not return: {shown}")
+        self.conversations = conversations
 
 
 _TEXTS_MAX: Final = 3000
@@ -124,6 +138,22 @@ class Agents(Collection):
         """Return a handle of the agent's thread. Its states are plain data."""
         return self._thread(agent_id)
 
+    def erase(
+        self,
+        agent_id: str | Iterable[str],
+        *,
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase an agent, or several, with their conversations, runs, threads and checkpoints, and every byte of them.
+
+        Unlike `delete`, nothing can bring it back. `forks=False` keeps what was forked from its threads and belongs to
+        other agents. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by the
+        next one. See docs/erasure.md.
+        """
+        return self._erase(agent_id, forks=forks, force=force, progress=progress)
+
     def delete(self, agent_id: str) -> bool:
         """Delete an agent with its conversations, runs, threads and checkpoints; return whether anything existed.
 
@@ -160,30 +190,34 @@ class Agents(Collection):
         """
         check_kind(kind)
         name, description = _check_texts(name, description)
+        redact = self._engine.options.redact
+        if redact is not None:
+            name, description = redact((name, description), self._engine.types)
         manifests = self._manifests(agent_id)
         made, info = manifests.make(
             name, description, kind, None if keep is None else check_count(keep, "keep", least=1)
         )
-        return _checkpoint(manifests.id, made, info)
+        return self._checkpoint(manifests.id, made, info)
 
     def checkpoints(self, agent_id: str) -> AgentCheckpoints:
         """Return an agent's checkpoints, newest first."""
         manifests = self._manifests(agent_id)
-        return [_checkpoint(manifests.id, made, info) for made, info in reversed(manifests.checkpoints())]
+        return [self._checkpoint(manifests.id, made, info) for made, info in reversed(manifests.checkpoints())]
 
     def get_checkpoint(self, checkpoint_id: str) -> AgentCheckpoint | None:
         """Return an agent's checkpoint, or None."""
         try:
             manifests, seq = self._manifests_with(checkpoint_id)
-            return _checkpoint(manifests.id, *manifests.checkpoint(seq))
+            return self._checkpoint(manifests.id, *manifests.checkpoint(seq))
         except NotFound:
             return None
 
     def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
         """Restore an agent and all its conversations from a checkpoint, all or nothing; return the agent's state.
 
-        The checkpoint is verified first. Later conversations go out of view, and deleted ones return. `undo` reverts
-        the restore. `agent_id`, if given, must be the agent of the checkpoint.
+        The checkpoint is verified first. Later conversations go out of view, and deleted ones return. Erased ones do
+        not: the warning `Erased` names them. `undo` reverts the restore. `agent_id`, if given, must be the agent of the
+        checkpoint.
         """
         manifests, seq = self._manifests_with(checkpoint_id)
         if agent_id is not None and manifests.id != agent_id:
@@ -191,8 +225,14 @@ class Agents(Collection):
                 f"this checkpoint belongs to agent {manifests.id!r}, not {agent_id!r}",
                 code="invalid.argument",
             )
-        tell(self._since(manifests, seq))
-        manifests.restore(seq, _check_state)
+        made, _ = manifests.checkpoint(seq)
+        tell(since(self._engine, manifests.id, made.created_at))
+        known = erased_names(self._engine.session.reader, made.tags)
+        if known:
+            warnings.warn(Erased(known), stacklevel=2)
+        more = {*manifests.restore(seq, _check_state)}.difference(known)
+        if more:  # erased meanwhile, or in the store that this checkpoint was imported from
+            warnings.warn(Erased(tuple(sorted(more))), stacklevel=2)
         return self.load(manifests.id)
 
     def irreversible(self, checkpoint_id: str | AgentCheckpoint) -> PastCalls:
@@ -270,6 +310,21 @@ class Agents(Collection):
             scheduler.start()
         return scheduler
 
+    def _checkpoint(self, agent_id: str, checkpoint: Checkpoint[Any], info: ManifestInfo) -> AgentCheckpoint:
+        return AgentCheckpoint(
+            id=checkpoint.id,
+            agent_id=agent_id,
+            name=info.name,
+            description=info.description,
+            kind=checkpoint.kind,
+            created_at=checkpoint.created_at,
+            size_bytes=info.size,
+            checksum=checkpoint.root,
+            conversations=info.conversations,
+            damaged=checkpoint.damaged,
+            erased=erased_names(self._engine.session.reader, checkpoint.tags),
+        )
+
     def _manifests(self, agent_id: str) -> Manifests:
         return self._manifests_cache(check_id(agent_id, "an agent's id"))
 
@@ -333,21 +388,6 @@ def _version(checkpoint: Checkpoint[Any], changes: Diff) -> AgentVersion:
         kind=checkpoint.kind,
         state=state,
         changes=changes,
-    )
-
-
-def _checkpoint(agent_id: str, checkpoint: Checkpoint[Any], info: ManifestInfo) -> AgentCheckpoint:
-    return AgentCheckpoint(
-        id=checkpoint.id,
-        agent_id=agent_id,
-        name=info.name,
-        description=info.description,
-        kind=checkpoint.kind,
-        created_at=checkpoint.created_at,
-        size_bytes=info.size,
-        checksum=checkpoint.root,
-        conversations=info.conversations,
-        damaged=checkpoint.damaged,
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from backtrail.agents.models import AgentState
     from backtrail.agents.repository import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
     from backtrail.aio.executor import Executor
-    from backtrail.models import AgentCheckpoint
+    from backtrail.models import AgentCheckpoint, ErasureReport
     from backtrail.thread import Ref
 
 
@@ -66,6 +66,23 @@ class Agents:
         made: Thread[Any] = Thread(self._executor, self._sync.thread(agent_id))
         return made
 
+    async def erase(
+        self,
+        agent_id: str | Iterable[str],
+        *,
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase an agent, or several, with their conversations, runs, threads and checkpoints, and every byte of them.
+
+        Unlike `delete`, nothing can bring it back. `forks=False` keeps what was forked from its threads and belongs to
+        other agents. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by the
+        next one. See docs/erasure.md.
+        """
+        work = partial(self._sync.erase, agent_id, forks=forks, force=force)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
+
     @called
     async def delete(self, agent_id: str) -> bool:
         """Delete an agent with its conversations, runs, threads and checkpoints; return whether anything existed.
@@ -106,8 +123,9 @@ class Agents:
     async def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
         """Restore an agent and all its conversations from a checkpoint, all or nothing; return the agent's state.
 
-        The checkpoint is verified first. Later conversations go out of view, and deleted ones return. `undo` reverts
-        the restore. `agent_id`, if given, must be the agent of the checkpoint.
+        The checkpoint is verified first. Later conversations go out of view, and deleted ones return. Erased ones do
+        not: the warning `Erased` names them. `undo` reverts the restore. `agent_id`, if given, must be the agent of the
+        checkpoint.
         """
         return await self._executor.apart(self._sync.restore, plain(checkpoint_id), agent_id=agent_id)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
@@ -11,14 +12,14 @@ from backtrail.aio.thread import Thread
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from backtrail.aio.executor import Executor
     from backtrail.conversations import repository as sync
     from backtrail.conversations.convert import Model
     from backtrail.conversations.models import Conversation, Message
     from backtrail.conversations.repository import Hits, Infos, Messages
-    from backtrail.models import ConversationInfo, Sentinel
+    from backtrail.models import ConversationInfo, ErasureReport, Sentinel
     from backtrail.thread import Ref
 
 
@@ -137,6 +138,22 @@ class Conversations:
     async def delete(self, id: str) -> bool:  # noqa: A002 - the name users know
         """Delete a conversation and return whether it existed. An agent checkpoint that pins it can restore it."""
         return await self._executor.apart(self._sync.delete, id)
+
+    async def erase(
+        self,
+        id: str | Iterable[str],  # noqa: A002 - the name users know
+        *,
+        forks: bool = True,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a conversation, or several, with every byte, also where agent checkpoints and forks have it.
+
+        Unlike `delete`, nothing can bring it back: a restore of an agent skips it. Its forks have its messages, so they
+        are erased as well, unless `forks=False`. The id can be used again. An interrupted call is finished by the next
+        one. See docs/erasure.md.
+        """
+        work = partial(self._sync.erase, id, forks=forks)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     @called
     async def fork(self, id: str, *, at: str | Message | None = None, new_id: str | None = None) -> Conversation:  # noqa: A002 - the name users know

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
@@ -14,10 +15,11 @@ from backtrail.validation import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from backtrail.aio.executor import Executor
     from backtrail.maintenance.retention import Policy
+    from backtrail.models import ErasureReport
     from backtrail.runs import repository as sync
     from backtrail.runs.repository import Calls, Records, RunRecord
     from backtrail.runs.strategies import Strategy
@@ -127,6 +129,22 @@ class Runs:
     async def cleanup(self, session_id: str) -> int:
         """Delete a run, even if a worker has it, and return the number of deleted checkpoints."""
         return await self._executor.apart(self._sync.cleanup, session_id)
+
+    async def erase(
+        self,
+        session_id: str | Iterable[str],
+        *,
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a run, or several, with its journal, its checkpoints and every byte of them; see docs/erasure.md.
+
+        `Conflict` if a worker has the run, unless `force` is set. Runs that were forked from it are erased as well,
+        unless `forks=False`. Messages that the run delivered to a conversation stay there.
+        """
+        work = partial(self._sync.erase, session_id, forks=forks, force=force)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     @called
     async def settle(self, session_id: str, call_id: str, *, result: Any = MISSING, not_done: bool = False) -> None:

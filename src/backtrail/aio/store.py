@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.conversations.models import Message
+    from backtrail.engine.redact import Redact
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
+        ErasureReport,
         ExportReport,
         GcReport,
         Hit,
@@ -56,6 +58,7 @@ def open(  # noqa: A001 - as backtrail.open
     types: Iterable[Any] = (),
     key: Key | None = None,
     keyring: str | os.PathLike[str] | None = None,
+    redact: Redact | None = None,
 ) -> Opening[sync.Store, Store]:
     """Open a store; create it if it does not exist.
 
@@ -65,7 +68,9 @@ def open(  # noqa: A001 - as backtrail.open
     `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
-    classes that loading may construct, with the classes that their annotations name.
+    classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
+    before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
+    common tokens) whose matches become "[redacted]".
 
     `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
     that is not beside the store. See docs/encryption.md.
@@ -83,6 +88,7 @@ def open(  # noqa: A001 - as backtrail.open
         types=types,
         key=key,
         keyring=keyring,
+        redact=redact,
     )
     return Opening(make, Store, sync.Store.close)
 
@@ -97,6 +103,11 @@ class Store:
         self._conversations = Conversations(self._executor, store.conversations)
         self._runs = Runs(self._executor, store.runs)
         self._keys = Keys(self._executor, store.keys)
+
+    @property
+    def redactions(self) -> int:
+        """How many texts `redact=` has replaced since the store was opened."""
+        return self._sync.redactions
 
     @overload
     def thread(
@@ -360,6 +371,25 @@ class Store:
         SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
         """
         work = partial(self._sync.gc, erase=erase)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
+
+    async def erase(
+        self,
+        id: str | Iterable[str],  # noqa: A002 - the name users know
+        *,
+        kind: str = "thread",
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a thread, or several, with every byte, also where agent checkpoints and forks have it.
+
+        `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
+        back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
+        `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
+        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        """
+        work = partial(self._sync.erase, id, kind=kind, forks=forks, force=force)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def prune(

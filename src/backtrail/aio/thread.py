@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from backtrail.aio.executor import Executor
     from backtrail.engine.tree.edits import Editor
     from backtrail.maintenance.retention import Policy
-    from backtrail.models import Diff, PruneReport, Sentinel
+    from backtrail.models import Diff, ErasureReport, PruneReport, Sentinel
     from backtrail.thread import Ref
 
 S = TypeVar("S")
@@ -320,6 +320,21 @@ class Thread(Generic[S]):
     async def delete_checkpoint(self, ref: Ref) -> bool:
         """Delete a checkpoint; return whether it existed. If it was the head, its nearest ancestor becomes the head."""
         return await self._executor.write(self._sync.delete_checkpoint, plain(ref))
+
+    async def erase(
+        self,
+        *,
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase the thread with every byte of it, also where agent checkpoints and forks have it.
+
+        Unlike `delete`, nothing can bring it back. Its forks are erased as well, unless `forks=False`. A run with a
+        worker is a `Conflict`, unless `force` is set. The id can be used again. See docs/erasure.md.
+        """
+        work = partial(self._sync.erase, forks=forks, force=force)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     @called
     async def delete(self) -> bool:

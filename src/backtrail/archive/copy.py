@@ -87,8 +87,10 @@ def copy_engine(source: Engine, target: Callable[[], AbstractContextManager[Engi
         with target() as engine, Archive(path) as archive:
             report = import_(engine, path, progress)
             backend = engine.reader.backend
-            count = sum(_count_equal(backend, archive, entry) for entry in archive.entries)
-    return CopyReport(report.threads, report.created, report.extended, count)
+            copied = [entry for entry in archive.entries if entry.thread[:2] not in report.refused]
+            count = sum(_count_equal(backend, archive, entry) for entry in copied)
+    counts = (report.threads, report.created, report.extended, count)
+    return CopyReport(*counts, report.erased, report.refused, report.remains)
 
 
 def _count_equal(backend: Backend, archive: Archive, entry: ThreadEntry) -> int:

@@ -359,9 +359,10 @@ def row_fault(row: Row, entry: ThreadEntry, last: int) -> str | None:
             "its origin": origin is None if row.op == log.SAVE else log.parse_id(origin or "") is not None,
         }
     else:
-        empty = (row.parent, row.base, row.depth, row.kind, row.label, row.size, row.stored, row.root, packed, origin)
+        empty = (row.parent, row.base, row.depth, row.kind, row.label, row.size, row.stored, row.root, origin)
+        is_plain = not packed or (log.erased_count(row) is not None and metadata.keys() == {log.ERASED})
         rules |= {
-            "a field that only checkpoints have": empty == (0, 0, 0, 0, None, 0, 0, b"", b"", None),
+            "a field that only checkpoints have": is_plain and empty == (0, 0, 0, 0, None, 0, 0, b"", None),
             "the new head": row.view == row.seq > max(row.head, row.undo, row.redo),
             "its ranges": ranges is not None and _ascend(ranges) and (ranges[-1][1] if ranges else 0) == row.head,
         }

@@ -8,6 +8,8 @@
    - If the store has more rows, the thread stays unchanged.
    In the first two cases, rows that the file hides become hidden in the store. Rows that the store hides stay hidden,
    unless one of the added rows makes them the head: the newest row, or a rewind.
+   A thread that was erased in this store is not imported, unless the file has that erasure, too. If the exporting store
+   has erased a thread, the import erases it here.
 2. `_StateCheck` reads each new state from the file and the store, and compares it with its root. `_AgentNeeds` requires
    that the file or the store has every row that agent checkpoints point at.
 3. The import writes everything in one group. If another process writes to one of the threads meanwhile, it starts over.
@@ -41,7 +43,7 @@ from backtrail.engine.reader import StoreReader
 from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.writer import PATIENCE
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
-from backtrail.maintenance import gc
+from backtrail.maintenance import erase, gc
 from backtrail.maintenance.readable import Reading
 from backtrail.models import ImportReport
 from backtrail.validation import check_progress
@@ -76,7 +78,11 @@ def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportRepor
 
     with Archive(path_of(path), progress) as archive:
         counts = _import(reader, archive, progress, writing)
-        return ImportReport(archive.id, archive.totals.threads, *counts)
+    remains = None
+    if counts.erased:
+        engine.forget()
+        remains = erase.remove(reader, progress)
+    return ImportReport(archive.id, archive.totals.threads, *counts, remains)
 
 
 def check(path: Any, progress: Progress | None) -> str | None:
@@ -97,6 +103,8 @@ class _Counts(NamedTuple):
     checkpoints: int = 0
     chunks: int = 0
     marked: int = 0
+    erased: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 def _import(reader: StoreReader, archive: Archive, progress: Progress | None, writing: Progress) -> _Counts:
@@ -106,16 +114,21 @@ def _import(reader: StoreReader, archive: Archive, progress: Progress | None, wr
     while True:
         try:
             _require_known(reader.backend, archive)
-            plans = [plan for entry in archive.entries if (plan := plan_of(reader.backend, archive, entry)).has_changes]
+            every = _with_refused_forks(reader.backend, [plan_of(reader.backend, archive, e) for e in archive.entries])
+            refused = [plan for plan in every if plan.refused]
+            plans = [plan for plan in every if plan.has_changes]
             shared = _Shared()
             for count, plan in enumerate(plans, 1):
                 _StateCheck(reader, archive, plan, shared).run()
                 if progress:
                     progress("threads", count)
             by_name = {(plan.entry.thread.space, plan.entry.thread.name): plan for plan in plans}
+            gone = {plan.names: plan.entry.newest + 1 for plan in refused if plan.record is None}
             for needs in shared.agents:
-                needs.require(reader.backend, archive, by_name)
-            return _write(reader, archive, plans, shared, writing) if plans else _Counts()
+                needs.require(reader.backend, archive, by_name, gone)
+            return (
+                _write(reader, archive, plans, shared, writing, refused=refused) if plans or gone else _refusal(refused)
+            )
         except (Stale, Vanished, MissingChunks, Undone) as error:
             if time.monotonic() > until:
                 raise Unavailable(
@@ -144,11 +157,20 @@ class ThreadPlan(NamedTuple):
     pin: tuple[tuple[int, bytes], ...] = ()
     rebased: tuple[Row, ...] = ()
     """Base rows of the file that replace delta rows of the store, because imported delta rows need them."""
+    erases: bool = False
+    """Whether the file has an erasure above the rows of the store: the import erases them."""
+    refused: bool = False
+    """Whether the thread was erased in the store, and the file does not know it: nothing of it is imported."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The name space and the name of the thread."""
+        return self.entry.thread.space, self.entry.thread.name
 
     @property
     def has_changes(self) -> bool:
         """Whether the import changes the thread."""
-        return self.grows or self.marked > 0
+        return not self.refused and (self.grows or self.marked > 0)
 
     @property
     def marked(self) -> int:
@@ -185,10 +207,18 @@ def plan_of(backend: Backend, archive: Archive, entry: ThreadEntry) -> ThreadPla
         )
     newest = backend.newest(record.no)
     here = newest.seq if newest is not None else 0
-    _require_same_log(backend, archive, entry, record, newest)
+    rows = backend.rows(record.no, [(1, here)]) if here else []
+    erased = next((row for row in reversed(rows) if log.erased_count(row) is not None), None)
+    if erased is not None and entry.start < erased.seq:
+        same = _op_ids(archive.rows(entry, erased.seq, erased.seq)) if erased.seq <= entry.newest else []
+        if same != [erased.op_id]:
+            return ThreadPlan(entry, record, here, refused=True)
+    erases = here < entry.newest and log.last_erasure(archive.rows(entry, here + 1, entry.newest)) > 0
+    if not (erases and here > entry.start and not _op_ids(archive.rows(entry, here, here))):
+        _require_same_log(backend, archive, entry, record, newest)  # else the row to compare was erased
     if here > entry.newest:
         return ThreadPlan(entry, record, here)  # the store has newer rows than the file
-    return _marks(backend, archive, entry, record, here)
+    return _marks(backend, archive, entry, record, rows)._replace(erases=erases and here > 0)
 
 
 def _require_same_log(
@@ -205,10 +235,12 @@ def _require_same_log(
         op_ids = [entry.start_op] if here == entry.start else _op_ids(archive.rows(entry, here, here))
     near = _op_ids(backend.rows(record.no, [(entry.near, entry.near)])) if entry.near else []
     if op_ids != [op_id] or (near and near != [entry.near_op]):
+        erased = log.last_erasure(archive.rows(entry, entry.start + 1, entry.newest)) > 0
         raise Conflict(
             f"{record.space} {record.name!r} has diverged: this store and the file have different rows"
             + ("" if op_ids else ", or the rows to compare were removed")
-            + "; nothing was imported: import into a new store",
+            + "; nothing was imported: "
+            + ("the exporting store has erased it, so erase it here, too" if erased else "import into a new store"),
             code="conflict.import",
             thread=record.name,
             kind=record.space,
@@ -242,18 +274,42 @@ def _require_known(backend: Backend, archive: Archive) -> None:
             raise _needed(archive, "this store lacks rows of a thread that the earlier export has")
 
 
-def _marks(backend: Backend, archive: Archive, entry: ThreadEntry, record: ThreadRecord, here: int) -> ThreadPlan:
+def _with_refused_forks(backend: Backend, plans: list[ThreadPlan]) -> list[ThreadPlan]:
+    """Refuse new threads that were forked from a thread that was erased in this store: they hold its data."""
+    refused = {plan.entry.uid for plan in plans if plan.refused}
+    size = -1
+    while size < len(refused):
+        size = len(refused)
+        names = {plan.names for plan in plans if plan.entry.uid in refused}
+        refused |= {
+            plan.entry.uid
+            for plan in plans
+            if plan.record is None and (_is_fork(backend, plan, refused) or erase.partner(plan.names) in names)
+        }
+    return [plan._replace(refused=True) if plan.entry.uid in refused else plan for plan in plans]
+
+
+def _is_fork(backend: Backend, plan: ThreadPlan, refused: set[bytes]) -> bool:
+    """Tell whether a thread was forked from a refused one, or from one whose rows were erased in this store."""
+    parsed = log.parse_id(plan.entry.thread.origin or "")
+    if parsed is None or parsed[0] in refused:
+        return parsed is not None
+    record = backend.thread_with_uid(parsed[0])
+    return record is not None and log.last_erasure(backend.rows(record.no, [(parsed[1] + 1, log.MAX_SEQ)])) > 0
+
+
+def _marks(backend: Backend, archive: Archive, entry: ThreadEntry, record: ThreadRecord, rows: list[Row]) -> ThreadPlan:
     """Return the plan with the changes to existing rows: what to hide, show, tag, untag, pin and rewrite as a base.
 
-    Tags are removed only if the file adds rows.
+    `rows` are all rows of the store. Tags are removed only if the file adds rows.
     """
+    here = rows[-1].seq if rows else 0
     grows = here < entry.newest
     new_heads = {
         row.head
         for row in archive.rows(entry, here + 1, entry.newest)
         if row.op == log.REWIND or row.seq == entry.newest
     }
-    rows = backend.rows(record.no, [(1, here)])
     tags, pinned = backend.tags(record.no), backend.pins(record.no)
     both = [(row.seq, set(tags.get(row.seq, ())), entry.tags.get(row.seq, ())) for row in rows]
     return ThreadPlan(
@@ -323,8 +379,18 @@ class _AgentNeeds:
         for names, pointer in manifest.pointers(self._record.name).items():
             self._needs.setdefault(names, {})[pointer.seq] = pointer.root
 
-    def require(self, backend: Backend, archive: Archive, plans: dict[tuple[str, str], ThreadPlan]) -> None:
-        """Raise `Conflict` or `Corrupt` if neither the file nor the store has a row with the right root hash."""
+    def require(
+        self,
+        backend: Backend,
+        archive: Archive,
+        plans: dict[tuple[str, str], ThreadPlan],
+        gone: dict[tuple[str, str], int],
+    ) -> None:
+        """Raise `Conflict` or `Corrupt` if neither the file nor the store has a row with the right root hash.
+
+        Rows that were erased are not needed. `gone` has the threads that the import creates as erased ones, each with
+        the seq of its erasure.
+        """
         for (space, name), needs in self._needs.items():
             plan = plans.get((space, name))
             record = plan.record if plan else backend.find_thread(space, name)
@@ -332,7 +398,12 @@ class _AgentNeeds:
             if plan is not None:
                 low, high = max(min(needs), plan.newest + 1), max(needs)
                 roots |= {row.seq: row.root for row in archive.rows(plan.entry, low, high)}
-            missing = next((seq for seq, root in needs.items() if roots.get(seq) != root), None)
+            lost = {seq for seq, root in needs.items() if roots.get(seq) != root}
+            erased = gone.get((space, name), 0) or (_erased_upto(backend, archive, record, plan) if lost else 0)
+            for seq in [seq for seq in lost if seq < erased]:
+                del needs[seq]  # a restore skips it
+                lost.discard(seq)
+            missing = min(lost, default=None)
             if missing is None:
                 continue
             agent = self._record.name
@@ -350,13 +421,22 @@ class _AgentNeeds:
         """Add the missing pins, after all rows are written; `Stale` if another process removed one of the rows."""
         holder = self._record.uid
         for names, needs in self._needs.items():
-            record = backend.find_thread(*names)
+            record = backend.find_thread(*names) if needs else None
+            if not needs:
+                continue
             if record is None or len(_roots(backend, record, needs)) < len(needs):
                 raise Stale
             pinned = backend.pins(record.no, needs)
             unpinned = [seq for seq in sorted(needs) if holder not in pinned.get(seq, ())]
             if unpinned:
                 backend.commit(Batch(pin=tuple((record.no, seq, holder) for seq in unpinned)))
+
+
+def _erased_upto(backend: Backend, archive: Archive, record: ThreadRecord | None, plan: ThreadPlan | None) -> int:
+    """Return the seq of the newest erasure of a thread, in the store or in the file, or 0."""
+    here = [] if record is None else backend.rows(record.no, [(1, log.MAX_SEQ)])
+    there = [] if plan is None else archive.rows(plan.entry, plan.newest + 1, plan.entry.newest)
+    return log.last_erasure([*here, *there])
 
 
 def _roots(backend: Backend, record: ThreadRecord, seqs: Iterable[int]) -> dict[int, bytes]:
@@ -537,15 +617,24 @@ class _StateCheck:
 # -- writing --------------------------------------------------------------------------------------------
 
 
+def _refusal(refused: list[ThreadPlan]) -> _Counts:
+    return _Counts(refused=tuple(plan.names for plan in refused))
+
+
 def _write(
     reader: StoreReader,
     archive: Archive,
     plans: list[ThreadPlan],
     shared: _Shared,
     writing: Progress,
+    *,
+    refused: list[ThreadPlan],
 ) -> _Counts:
-    """Write chunks, rows, marks and pins in one group."""
+    """Write chunks, rows, marks and pins in one group; refused threads that the store lacks become erased ones."""
     with reader.backend.group():
+        for plan in refused:
+            if plan.record is None:
+                erase.create_erased(reader, plan.entry.thread, plan.entry.newest + 1)
         chunks = _put(reader, archive, list(shared.chunks))
         rows = checkpoints = 0
         for plan in plans:
@@ -554,9 +643,12 @@ def _write(
             writing("rows", rows)
         for needs in shared.agents:
             needs.pin(reader.backend)
+        erase.tag_holders(reader, [plan.names for plan in refused])
     created = sum(plan.record is None for plan in plans)
     extended = sum(plan.grows for plan in plans) - created
-    return _Counts(created, extended, rows, checkpoints, chunks, sum(plan.marked for plan in plans))
+    erased = tuple(plan.names for plan in plans if plan.erases)
+    counts = _Counts(created, extended, rows, checkpoints, chunks, sum(plan.marked for plan in plans), erased)
+    return counts._replace(refused=_refusal(refused).refused)
 
 
 def _put(reader: StoreReader, archive: Archive, needed: list[bytes]) -> int:

@@ -38,7 +38,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "inspection": "log show diff search activity watch",
         "catalog": "threads agents conversations runs stats where",
     },
-    "Change": {"edits": "save fork rewind undo redo restore settle tag delete"},
+    "Change": {"edits": "save fork rewind undo redo restore settle tag delete erase"},
     "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup", "keys": "keys"},
     "Move": {"archives": "export import copy"},
     "Call": {"builtins": "call", "server": "serve mcp"},

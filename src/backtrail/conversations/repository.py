@@ -30,13 +30,13 @@ from backtrail.models import MISSING, ConversationInfo, Items, Sentinel, when
 from backtrail.validation import check_count, check_id, check_query, plain, to_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.convert import Model
     from backtrail.engine.schema.registry import Types
-    from backtrail.models import Hit
+    from backtrail.models import ErasureReport, Hit
     from backtrail.thread import Ref, Thread
     from backtrail.transaction import Engine
 
@@ -143,7 +143,7 @@ class Conversations(Collection):
         data["title"] = data["title"] or None
         thread = self._thread(id)
         edits: Edits = [
-            changes.Put(Path((name,)), data[name], thread._types, id)  # noqa: SLF001 - our own handle
+            changes.Put(Path((name,)), thread._redacted(data[name]), thread._types, id)  # noqa: SLF001 - our own handle
             for name in changed
         ]
         meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
@@ -223,6 +223,21 @@ class Conversations(Collection):
         """Delete a conversation and return whether it existed. An agent checkpoint that pins it can restore it."""
         return self._thread(id).delete()
 
+    def erase(
+        self,
+        id: str | Iterable[str],  # noqa: A002
+        *,
+        forks: bool = True,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a conversation, or several, with every byte, also where agent checkpoints and forks have it.
+
+        Unlike `delete`, nothing can bring it back: a restore of an agent skips it. Its forks have its messages, so they
+        are erased as well, unless `forks=False`. The id can be used again. An interrupted call is finished by the next
+        one. See docs/erasure.md.
+        """
+        return self._erase(id, forks=forks, progress=progress)
+
     # -- branches ---------------------------------------------------------------------------------------
 
     def fork(
@@ -239,7 +254,8 @@ class Conversations(Collection):
         """Start a new conversation that ends with a message of this one, with new content."""
         if not isinstance(content, str):
             raise Invalid(f"content must be a string, not {content!r:.100}", code="invalid.value")
-        return self._branch(id, message_id, new_id, content)
+        redact = self._engine.options.redact
+        return self._branch(id, message_id, new_id, content if redact is None else redact(content, self._engine.types))
 
     def branches(self, id: str) -> Infos:  # noqa: A002
         """Return the conversations that were forked from this one, oldest first."""

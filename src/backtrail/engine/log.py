@@ -23,13 +23,16 @@ head back.
 *Hidden and removed.* Deleting hides a checkpoint; gc may remove its row later. A gap in the log stands for a hidden
 SAVE, whose undo is the row before, or a hidden FORK, before which there is no head.
 
+*Erased.* Erasing a thread writes a CLEAR with a mark in its metadata. All rows before it are garbage, whether they are
+pinned or not: gc removes them, and no restore, undo or import brings them back. The marked row itself always stays.
+
 The functions of this module depend on rows alone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import ormsgpack
@@ -159,6 +162,34 @@ def _is_row(row: Row) -> bool:
         and row.step < _MOST
         and len(row.op_id) == OP_BYTES
     )
+
+
+# -- erasure ----------------------------------------------------------------------------------------------
+
+ERASED: Final = "erased"
+"""The key of the mark in the metadata of a CLEAR that erases a thread: the number of erased checkpoints."""
+
+
+def erasure_extra(checkpoints: int) -> bytes:
+    """Return the `extra` of the CLEAR that erases a thread. It states how many checkpoints were erased."""
+    return pack_extra(msgpack.pack({ERASED: checkpoints}), (), None)
+
+
+def erased_count(row: Row) -> int | None:
+    """Return how many checkpoints a row erased; None if it is not the row of an erasure."""
+    if row.op != CLEAR:
+        return None
+    try:
+        metadata = unpack_extra(row)[0]
+        count = ormsgpack.unpackb(metadata)[ERASED] if metadata else None
+    except (Corrupt, ValueError, TypeError, KeyError):
+        return None
+    return count if type(count) is int and count >= 0 else None
+
+
+def last_erasure(rows: Iterable[Row]) -> int:
+    """Return the seq of the newest erasure among the rows of a thread, or 0. The rows before it are erased."""
+    return max((row.seq for row in rows if erased_count(row) is not None), default=0)
 
 
 # -- views ----------------------------------------------------------------------------------------------

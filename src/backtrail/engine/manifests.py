@@ -16,10 +16,14 @@ manifests `before` and `after`.
 A row that a manifest points at has a *pin*, whose holder is the thread of the manifest. The transaction that writes or
 imports the manifest adds the pin. A pinned row may be hidden, because its thread was deleted, but gc does not remove
 it, so that a restore can show it again. gc removes pins that no manifest in use needs.
+
+If a thread is erased, the manifests keep their pointers to it: `erased_among` recognises them, and readers skip them.
+The rows of these manifests get a tag, so that listings can name what was erased.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
@@ -32,7 +36,7 @@ from backtrail.engine.tree.tree import locate
 from backtrail.errors import Conflict, Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.reader import LogReader
@@ -178,6 +182,40 @@ def pointer_to(tree: Tree | None, names: Names) -> Pointer | None:
         return None
     at = Decoder(tree.nodes, PLAIN).value(rep)
     return None if at is None else Pointer(*at)
+
+
+def erased_among(reader: LogReader, places: Mapping[Names, tuple[ThreadRecord, int]]) -> set[Names]:
+    """Return the names of the threads that were erased after the row that is given with their records. One read."""
+    numbers = {record.no: names for names, (record, _) in places.items()}
+    if not numbers:
+        return set()
+    later = reader.backend.rows_of([(record.no, seq + 1, log.MAX_SEQ) for record, seq in places.values()])
+    return {numbers[no] for (no, _), row in later.items() if log.erased_count(row) is not None}
+
+
+def without(manifest: Manifest, agent_id: str, names: Container[Names]) -> Manifest:
+    """Return a manifest without its pointers to some threads; the same object if it has none."""
+    kept = {name: at for name, at in manifest.conversations.items() if (CONVERSATION, name) not in names}
+    agent = None if (AGENT, agent_id) in names else manifest.agent
+    if len(kept) == len(manifest.conversations) and agent is manifest.agent:
+        return manifest
+    return Manifest(agent, kept)
+
+
+_ERASED: Final = "erased "
+_ERASED_TAG: Final = re.compile(f"{_ERASED}[0-9a-f]{{{2 * log.UID_BYTES}}}")
+
+
+def erased_tag(uid: bytes) -> str:
+    """Return the tag of a manifest's row that says that a thread it points at was erased."""
+    return _ERASED + uid.hex()
+
+
+def erased_names(reader: LogReader, tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the erased threads that the tags of a manifest's row name, sorted."""
+    uids = [bytes.fromhex(tag.removeprefix(_ERASED)) for tag in tags if _ERASED_TAG.fullmatch(tag)]
+    records = (reader.backend.thread_with_uid(uid) for uid in uids)
+    return tuple(sorted(record.name for record in records if record is not None))
 
 
 def refuse_other_agent(reader: LogReader, record: ThreadRecord, agent: str | None) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from backtrail.backends.port import Backend, LogStore, ThreadRecord
+    from backtrail.engine.redact import Redactor
     from backtrail.engine.schema.registry import Types
 
 CACHE_BYTES: Final = 24 * 1024 * 1024
@@ -82,6 +83,8 @@ class Options(NamedTuple):
     """Microseconds."""
     auto_interval: int | None = None
     """Microseconds."""
+    redact: Redactor | None = None
+    """Redacts values before they are written."""
 
     @property
     def retires(self) -> bool:

@@ -67,7 +67,15 @@ def forked(row: Row, source: Row, origin: str, meta: Meta) -> Row:
 
 def move(tip: Tip, op: int, head: Row | None, ranges: log.Ranges, *, undo: int, redo: int, at: int) -> Row:
     """Return a row that moves the head, without its checksum; `at` is the time in microseconds since 1970."""
-    seq = tip.newest.seq + 1
+    return _move(tip.newest.seq + 1, op, head, ranges, undo=undo, redo=redo, at=at)
+
+
+def cleared(seq: int, at: int) -> Row:
+    """Return the row of a deletion, without its checksum."""
+    return _move(seq, log.CLEAR, None, (), undo=0, redo=0, at=at)
+
+
+def _move(seq: int, op: int, head: Row | None, ranges: log.Ranges, *, undo: int, redo: int, at: int) -> Row:
     return Row(
         seq=seq,
         op=op,

@@ -131,6 +131,9 @@ def collect_rows(reader: StoreReader, record: ThreadRecord, paced: throttle.Upke
     rows = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])  # one read: its hidden rows get no newer children
     if not rows:
         return 0
+    erased = _remove_erased(reader, record, rows, paced)
+    if erased:
+        rows = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])
     newest = rows[-1]
     by_seq = {row.seq: row for row in rows}
     kept = {row.seq for row in rows if not row.hidden} | manifests.pinned_seqs(
@@ -151,6 +154,7 @@ def collect_rows(reader: StoreReader, record: ThreadRecord, paced: throttle.Upke
         for row in reversed(rows)  # newest first: after each removal, all remaining states can be read
         if row.seq not in needed
         and row.seq != newest.seq
+        and log.erased_count(row) is None  # it says that older rows are gone for good
         and (row.seq < cleared or (row.op in log.CHECKPOINTS and row.hidden))
     ]
     removed = 0
@@ -160,6 +164,17 @@ def collect_rows(reader: StoreReader, record: ThreadRecord, paced: throttle.Upke
     if removed == len(unneeded):  # else another process has made one of them visible again
         removed_seqs = set(unneeded)
         _shorten(reader, record, [row for row in rows[:-1] if row.seq not in removed_seqs], paced)
+    return removed + erased
+
+
+def _remove_erased(reader: StoreReader, record: ThreadRecord, rows: list[Row], paced: throttle.Upkeep) -> int:
+    """Remove the rows before the erasure of a thread, also pinned and damaged ones; return how many."""
+    upto = log.last_erasure(rows)
+    seqs = [row.seq for row in rows if row.seq < upto and row.hidden and log.erased_count(row) is None]
+    removed = 0
+    for part in throttle.slices(seqs[::-1]):
+        with paced.write():
+            removed += reader.backend.remove_rows(record.no, part)
     return removed
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.manifests import Manifest, ManifestInfo
+    from backtrail.engine.manifests import ManifestInfo
     from backtrail.engine.reader import StoreReader
     from backtrail.maintenance.verify import AgentDamage, ThreadDamage
     from backtrail.models import VerifyReport
@@ -358,7 +358,7 @@ class _AgentRepair:
         if tip is None or tip.head is None:
             return  # no manifest can be read: the next one is made from all threads
         manifest = manifests.manifest_of(self._reader, self._record, tip.head)
-        manifest = _without_pointers(manifest, self._record.name, damage.lost.get(tip.head.seq, {}) if damage else {})
+        manifest = manifests.without(manifest, self._record.name, damage.lost.get(tip.head.seq, {}) if damage else {})
         tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None)[0]
         note = manifests.ManifestInfo(manifests.AFTER, size=manifest.size, conversations=len(manifest.conversations))
         meta = rows.Meta(log.AUTOMATIC, metadata=self._packed(note))
@@ -397,7 +397,7 @@ class _AgentRepair:
         self._backend.rewrite(self._record.no, [row for row, _ in changed], list(put.items()))
 
     def _without_lost(self, row: Row, lost: dict[tuple[str, str], str]) -> tuple[Row, list[tuple[bytes, bytes]]]:
-        manifest = _without_pointers(manifests.manifest_of(self._reader, self._record, row), self._record.name, lost)
+        manifest = manifests.without(manifests.manifest_of(self._reader, self._record, row), self._record.name, lost)
         tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None)[0]
         note = manifests.info_of(row)._replace(size=manifest.size, conversations=len(manifest.conversations))
         extra = log.pack_extra(self._packed(note), None, None)
@@ -422,9 +422,3 @@ class _AgentRepair:
 def _touched(record: ThreadRecord) -> tuple[int, NewThread]:
     """Return a `Batch.renew` entry that leaves a thread's record unchanged and touches the thread."""
     return record.no, NewThread(*record[1:])
-
-
-def _without_pointers(manifest: Manifest, agent: str, lost: dict[tuple[str, str], str]) -> Manifest:
-    """Return a manifest without the pointers to lost rows."""
-    kept = {name: at for name, at in manifest.conversations.items() if (manifests.CONVERSATION, name) not in lost}
-    return manifest._replace(agent=None if (manifests.AGENT, agent) in lost else manifest.agent, conversations=kept)

@@ -318,6 +318,8 @@ class _Pointee(NamedTuple):
     row: tuple[int, int]
     """(thread number, seq); number 0 if the thread is missing."""
     is_pinned: bool
+    is_erased: bool = False
+    """Whether the thread was erased after the row: then nothing is lost."""
 
 
 def check_agents(reader: LogReader, lost: Mapping[Names, Mapping[int, str]]) -> Iterator[AgentDamage]:
@@ -409,6 +411,14 @@ class _ManifestCheck:
         spans = [(records[names].no, at.seq, at.seq) for names, at in pointers if names in records]
         rows = self._backend.rows_of(spans)
         pins = {record.no: self._backend.pins(record.no) for record in records.values()}
+        missing = [
+            (names, at) for names, at in pointers if names in records and (records[names].no, at.seq) not in rows
+        ]
+        erased = {
+            (names, at)
+            for names, at in missing
+            if manifests.erased_among(self._reader, {names: (records[names], at.seq)})
+        }
         pointees: dict[tuple[Names, Pointer], _Pointee] = {}
         for names, at in pointers:
             record = records.get(names)
@@ -420,10 +430,12 @@ class _ManifestCheck:
             if place not in rows or rows[place].root != at.root:
                 reason = reason or "its checkpoint is missing"
             is_pinned = self._record.uid in pins[record.no].get(at.seq, ())
-            pointees[names, at] = _Pointee(reason, place, is_pinned=is_pinned)
+            pointees[names, at] = _Pointee(reason, place, is_pinned=is_pinned, is_erased=(names, at) in erased)
         return pointees
 
     def _note(self, seq: int, info: ManifestInfo, names: Names, pointee: _Pointee) -> None:
+        if pointee.is_erased:
+            return
         if pointee.reason is not None:
             self._damage.lost.setdefault(seq, {})[names] = pointee.reason
             if info.role == manifests.CHECKPOINT:

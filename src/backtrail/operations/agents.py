@@ -76,6 +76,7 @@ _CHECKPOINT_ENTRY: Final = result(
     created_at=TIME,
     conversations=COUNT,
     size_bytes=COUNT,
+    erased={"type": "array", "items": TEXT},
 )
 PARTS: Final = {
     "path": TEXT,
@@ -316,11 +317,14 @@ def checkpoint_info(store: Store, *, checkpoint_id: str) -> Answer:
 def checkpoint_restore(store: Store, *, checkpoint_id: str, agent_id: str | None = None) -> Answer:
     """Restore an agent and its conversations from a checkpoint."""
     state = store.agents.restore(checkpoint_id, agent_id=agent_id)
+    checkpoint = store.agents.get_checkpoint(checkpoint_id)
+    erased = checkpoint.erased if checkpoint is not None else ()
+    skipped = f" {len(erased)} of them were erased since, and do not return." if erased else ""
     return {
         "checkpoint_id": checkpoint_id,
         "agent_id": state.agent_id,
         "restored": True,
-        "message": f"Agent {state.agent_id!r} and all its conversations have the state of this checkpoint."
+        "message": f"Agent {state.agent_id!r} and all its conversations have the state of this checkpoint.{skipped}"
         " Later conversations are hidden, not deleted.",
         "undo": f"store.agents.undo({state.agent_id!r}), called in Python, reverts the restore.",
     }
@@ -358,6 +362,7 @@ def _checkpoint_entry(checkpoint: AgentCheckpoint) -> Answer:
         "created_at": _time(checkpoint),
         "conversations": checkpoint.conversations,
         "size_bytes": checkpoint.size_bytes,
+        "erased": [*checkpoint.erased],
     }
 
 

@@ -215,6 +215,38 @@ def _pruned(store: Store, given: dict[str, Any], *, dry_run: bool) -> Answer:
     }
 
 
+# -- erasure ----------------------------------------------------------------------------------------------
+
+
+@operation(
+    "POST /erase",
+    "Erase threads, conversations, runs or agents for good, also from agent checkpoints, with their forks.",
+    arguments(
+        ("ids", "kind"),
+        ids=names("The ids to erase."),
+        kind=one_of(KINDS, "The kind of all ids."),
+        forks=flag("Erase what was forked from them, too. Default: true."),
+        force=flag("Erase runs even if a worker has them."),
+    ),
+    result(
+        threads={
+            "type": "array",
+            "items": result(
+                kind=TEXT, id=TEXT, agent=optional(TEXT), uid=TEXT, checkpoints=COUNT, erased_at=TIME, fork=FLAG
+            ),
+        },
+        agent_checkpoints={"type": "array", "items": result(agent=TEXT, checkpoint=TEXT)},
+        kept_forks={"type": "array", "items": result(kind=TEXT, id=TEXT)},
+        complete=FLAG,
+        remains=optional(TEXT),
+    ),
+    effect=Effect.DESTROY,
+)
+def erase(store: Store, *, ids: list[str], kind: str, forks: bool = True, force: bool = False) -> Answer:
+    """Erase threads, and return the whole report: it is evidence."""
+    return store.erase(ids, kind=kind, forks=forks, force=force).to_json()
+
+
 # -- verification -----------------------------------------------------------------------------------------
 
 
@@ -254,4 +286,4 @@ def verify(store: Store, *, progress: Callable[[str, int], None] | None = None) 
     }
 
 
-OPERATIONS: Final[tuple[Operation, ...]] = (search, persistence_stats, prune_plan, prune, verify)
+OPERATIONS: Final[tuple[Operation, ...]] = (search, persistence_stats, prune_plan, prune, erase, verify)

@@ -431,19 +431,27 @@ class Attempt:
             raise self._trouble from self._error
 
     def _write_result(self, result: Result) -> Result:
-        """Write the result with the checkpoint; if the checkpoint is refused, without it. Return the stored result."""
+        """Write the result with the checkpoint; if the checkpoint is refused, without it. Return the result."""
         recorder, run = self._calls.recorder, self._run
         result = self._recordable(result)._replace(when=self._calls.engine.direct.reader.clock())
-        entries = [[journal.RESULT, self.call.id, *result]]
+        stored = self._redacted(result)
+        entries = [[journal.RESULT, self.call.id, *stored]]
         with recorder.lock, recorder.uninterrupted():
-            run.add_call(self.call, result)
+            run.add_call(self.call, stored)
             try:
                 self._write_entries(entries)
             except Exception:
                 run.remove_call(self.call)
                 raise
-            run.book.ended(self.call.id, result)
+            run.book.ended(self.call.id, stored)
         return result
+
+    def _redacted(self, result: Result) -> Result:
+        """Return a result as it may be stored. The caller of this call gets it as it is; a replay gets this one."""
+        redacted = self._calls.values.redacted
+        if result.good or not isinstance(result.value, list):
+            return result._replace(value=redacted(result.value))
+        return result._replace(value=[*result.value[:1], *redacted(result.value[1:])])  # the first is the class's name
 
     def _write_entries(self, entries: list[list[Any]]) -> None:
         recorder, run = self._calls.recorder, self._run

@@ -143,7 +143,7 @@ class RunJournal:
         key = self._values.hash(_content(data), "message")
         with self.lock:
             what = f"message {data['content']!r:.200}"
-            place, recorded = self._say(journal.MESSAGE, key, data, what, delivery.check)
+            place, recorded = self._say(journal.MESSAGE, key, self._values.redacted(data), what, delivery.check)
             if place is not None and self.is_live and self.book.is_free(place):
                 delivery.owe(recorded)  # the entry may come from the source of a fork, so this conversation may lack it
             if place is not None or id(message) in self._positions:
@@ -160,6 +160,7 @@ class RunJournal:
         """Add a partial result and return a copy; if the iteration recorded an equal one, return a copy of that."""
         key, copy = self._values.hash_and_copy(value, "partial")
         with self.lock:
+            copy = self._values.redacted(copy)
             place, recorded = self._say(journal.PARTIAL, key, copy, f"partial result {copy!r:.200}")
             if self.is_live:
                 self._marks[journal.PARTIAL].append(place)
@@ -249,6 +250,7 @@ class RunJournal:
         The hash leaves out the ids and times of messages: they differ each time the code makes the message.
         """
         key, copy = self._values.hash_and_copy(arguments, "arguments")
+        copy = self._values.redacted(copy)
         content = self._contents(arguments)
         return key if content is arguments else self._values.hash(content, "arguments"), copy
 
@@ -367,7 +369,7 @@ class RunJournal:
         if not over:
             if self._began is MISSING:
                 self._began = began()
-            begun = {**dict(zip(LISTS, self._counts, strict=True)), "state": self._began}
+            begun = {**dict(zip(LISTS, self._counts, strict=True)), "state": self._values.redacted(self._began)}
         fields = {"status": status.name, "reason": status.reason, "iteration": self.iteration}
         zero, calls, past = self._written["zero"], self._written["calls"], self._past
         if not self.iteration:
@@ -384,7 +386,7 @@ class RunJournal:
             fields,
             lists,
             pending.lengths,
-            state,
+            self._values.redacted(state),
             Packer(self._values.exact).fast(state),
             zero,
             calls,

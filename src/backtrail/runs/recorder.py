@@ -361,7 +361,7 @@ class JournalThread:
         self.id = session_id
         self._engine = engine
         self._key = Key(JOURNAL, session_id, agent)
-        values = values or RunValues(engine)
+        self._values = values = values or RunValues(engine)
         self._types, self._exact = values.types, values.exact
         self.place = Place()
         self.fields: dict[str, Any] = {}
@@ -505,7 +505,7 @@ class JournalThread:
         if ended != self.place.ended:
             several.append(self._assign("ended", list(ended)))
         if state is not MISSING:
-            several.append(edits.Match(_path("state"), state, self._exact, self.id))
+            several.append(edits.Match(_path("state"), self._values.redacted(state), self._exact, self.id))
         several += [self._assign(name, value) for name, value in fields.items()]
         status = fields.get("status", status)
         tip = self._save(session, several[0] if len(several) == 1 else edits.Several(several), status)

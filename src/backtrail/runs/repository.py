@@ -13,6 +13,7 @@ from backtrail.engine import journal
 from backtrail.engine.journal import Journal
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.maintenance import retention
+from backtrail.maintenance.erase import erase_all
 from backtrail.maintenance.retention import Policy
 from backtrail.models import MISSING, when
 from backtrail.runs.history import RunThread
@@ -25,11 +26,12 @@ from backtrail.validation import LEASE, check_count, check_id, check_time, plain
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.journal import Call
+    from backtrail.models import ErasureReport
     from backtrail.runs.run import Run
     from backtrail.runs.strategies import Strategy
     from backtrail.transaction import Engine, Session
@@ -241,6 +243,21 @@ class Runs:
             Thread(self._engine, space, session_id).delete()
         return steps
 
+    def erase(
+        self,
+        session_id: str | Iterable[str],
+        *,
+        forks: bool = True,
+        force: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ErasureReport:
+        """Erase a run, or several, with its journal, its checkpoints and every byte of them; see docs/erasure.md.
+
+        `Conflict` if a worker has the run, unless `force` is set. Runs that were forked from it are erased as well,
+        unless `forks=False`. Messages that the run delivered to a conversation stay there.
+        """
+        return erase_all(self._engine, SPACE, session_id, forks=forks, force=force, progress=progress)
+
     # -- calls in doubt -----------------------------------------------------------------------------------
 
     def settle(self, session_id: str, call_id: str, *, result: Any = MISSING, not_done: bool = False) -> None:
@@ -248,6 +265,9 @@ class Runs:
         if type(call_id) is not str or (result is MISSING) != not_done:
             raise Invalid("settle takes the id of a call, and result=... or not_done=True", code="invalid.argument")
         now = self._engine.direct.reader.clock()
+        redact = self._engine.options.redact
+        if redact is not None and not not_done:
+            result = redact(result, self._engine.types)
         entry = [journal.NOT_DONE, call_id] if not_done else [journal.RESULT, call_id, True, result, now]
         thread = JournalThread(self._engine, check_id(session_id, "a session's id"))
 

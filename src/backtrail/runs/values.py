@@ -36,6 +36,11 @@ class RunValues:
         self._engine = engine
         self.types, self.exact = _registries(engine, named)
 
+    def redacted(self, value: Any) -> Any:
+        """Return a value as it may be recorded: see `redact=` of `open`."""
+        redact = self._engine.options.redact
+        return value if redact is None else redact(value, self.types)
+
     def hash(self, value: Any, what: str = "state") -> str:
         """Return the hash of a value; `Invalid` if the value would not load equal."""
         return _digest(Encoder(self._engine.direct.reader.nodes(), self.exact, what=what).rep(value))

@@ -163,7 +163,7 @@ class Worker:
         """Return the point of a new run; if the run has checkpoints, the point of their head."""
         head, agent = self.thread.latest(), self.journal.agent
         if head is None:
-            return beginning(agent, *self._given)
+            return beginning(agent, *self._values.redacted(self._given))
         point = forked(head.state)
         self.resumed = True
         if agent is None and point["agent"] is not None:  # the journal gets the agent of the checkpoint
@@ -226,7 +226,7 @@ class Worker:
                 elif error is None and recorder.unsure is None:
                     self._complete()
                 else:
-                    self._interrupt(_status_of(error or recorder.unsure or Halt("interrupted", self)))
+                    self._interrupt(self._status_of(error or recorder.unsure or Halt("interrupted", self)))
         except Conflict:
             if error is None or halt is not None:
                 raise
@@ -272,7 +272,7 @@ class Worker:
         except Conflict:
             raise
         except Exception as error:
-            self._interrupt(_status_of(error))
+            self._interrupt(self._status_of(error))
             raise
 
     def _interrupt(self, status: RunStatus) -> None:
@@ -387,6 +387,11 @@ class Worker:
         self.calls.check("say a message")
         with self.recorder.uninterrupted():
             return self.journal.add_message(message, self.delivery)
+
+    def _status_of(self, error: BaseException) -> RunStatus:
+        """Return the status that an exception leaves, with its reason as it may be recorded."""
+        status = _status_of(error)
+        return RunStatus(status.name, self._values.redacted(status.reason))
 
     def partial(self, value: Any) -> Any:
         """Add a partial result and return a copy of it."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backtrail.cli.output import Output
+    from backtrail.models import CopyReport, ImportReport
     from backtrail.sealed.keys import Key
     from backtrail.store import Store
 
@@ -119,11 +120,26 @@ def import_(session: Invocation, *, out: Output, file: str, source: str) -> None
         contents = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
         out.tell(f"{contents}, {len(report.skipped):,} skipped")
     else:
+        _say_erased(report)
         marked = f", {report.marked:,} with other marks or tags" if report.marked else ""
         out.tell(
             f"{count(report.created, 'new thread')}, {report.extended:,} extended, "
             f"{count(report.visible_rows, 'visible row')} added{marked}"
         )
+
+
+def _say_erased(report: ImportReport | CopyReport) -> None:
+    """Print the threads that were erased in one of two stores."""
+    for threads, text in (
+        (report.erased, "was erased in the other store, and now here, too"),
+        (report.refused, "was erased here, so it was not imported"),
+    ):
+        for kind, name in threads[:_SHOWN]:
+            say(f"{kind} {clean(name)} {text}")
+        if len(threads) > _SHOWN:
+            say(f"... and {len(threads) - _SHOWN:,} more")
+    if report.remains is not None:
+        say(clean(report.remains))
 
 
 def _other_format(session: Invocation, file: str, path: Path, source: str) -> str | None:
@@ -238,6 +254,7 @@ def copy(
             raise click.UsageError("SRC is encrypted: pass --to-key-file FILE to encrypt DST, or --to-plain")
         report = copy_to(source, lambda: target.write(create=True), progress=progress)
     if out.human:
+        _say_erased(report)
         added = f"{count(report.created, 'new thread')}, {report.extended:,} extended"
         out.tell(f"{added}, {count(report.checkpoints, 'checkpoint')} compared")
     else:

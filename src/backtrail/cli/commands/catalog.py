@@ -225,7 +225,7 @@ def _agent_checkpoints(session: Invocation, store: Store, out: Output, agent: st
                     each.name,
                     "" if each.kind == "manual" else each.kind,
                     age(each.created_at),
-                    str(each.conversations),
+                    str(each.conversations) + (f", {len(each.erased)} erased" if each.erased else ""),
                     size(each.size_bytes),
                     "row" if each.damaged else "",
                 )

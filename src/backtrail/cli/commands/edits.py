@@ -1,8 +1,9 @@
-"""Commands that change threads: save, fork, rewind, undo, redo, restore, settle, tag, delete.
+"""Commands that change threads: save, fork, rewind, undo, redo, restore, settle, tag, delete, erase.
 
 A command shows a change, asks, and prints the command that reverts it. It makes the change in a transaction and commits
 it only after a yes, so the preview is exact. If another process writes to the thread in between, the commit raises
-`Conflict` and nothing changes. Calls outside of the store that cannot be undone are listed first.
+`Conflict` and nothing changes. Calls outside of the store that cannot be undone are listed first. `erase` cannot be in
+a transaction: it asks first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from backtrail.cli.parameters import (
     thread_argument,
     yes_option,
 )
-from backtrail.cli.summary import print_checkpoint
+from backtrail.cli.summary import print_checkpoint, progress_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -56,11 +57,13 @@ def _confirmed(
     store: Store, question: str, change: Callable[[], Any], show: Callable[[Any], None], *, yes: bool
 ) -> Any:
     """Make a change in a transaction, show it, and commit it after the user's yes; return the result of `change`."""
+    from backtrail.agents.repository import Erased
     from backtrail.runs.history import Irreversible
 
     with store.transaction():
         with warnings.catch_warnings(record=True) as recorded:
             warnings.simplefilter("always", Irreversible)
+            warnings.simplefilter("always", Erased)
             result = change()
         show(result)
         _list_irreversible(
@@ -327,6 +330,8 @@ def restore(session: Invocation, *, out: Output, checkpoint: str, yes: bool) -> 
         agent = target.agent_id
         before = _heads(store, agent)
         say(f"agent {clean(agent)}: back to {clean(target.name)!r}, {count(target.conversations, 'conversation')}")
+        if target.erased:
+            say(f"erased since, so they do not return: {', '.join(map(clean, target.erased))}")
         question = f"Restore agent {agent!r}?"
         _confirmed(
             store, question, lambda: store.agents.restore(target), lambda _: _show_agent(store, agent, before), yes=yes
@@ -537,6 +542,48 @@ def _delete_all(store: Store, whole: LocatedThread, *, yes: bool) -> int:
     return total
 
 
+@command(examples=("backtrail erase trip-cheap --yes",))
+@click.argument("thread", type=ThreadId())
+@kind_option
+@click.option("--keep-forks", is_flag=True, help="Keep what was forked from it. Forks hold its data.")
+@click.option("--force", is_flag=True, help="Erase a run even if a worker has it.")
+@yes_option
+def erase(
+    session: Invocation, *, out: Output, thread: str, kind: str | None, keep_forks: bool, force: bool, yes: bool
+) -> None:
+    """Erase a THREAD for good, with its forks.
+
+    Checkpoints of its agent no longer hold it, and the files have no byte of it. An agent is erased with everything
+    that it owns. This cannot be undone. The output is evidence: keep it.
+    """
+    with session.write() as store:
+        whole = look_for(store, thread, kind)
+        if whole is None and kind is None:
+            find_ref(store, thread, prefix=False)  # raises NotFound, with a similar id
+            raise click.UsageError("erase takes a thread, not one of its checkpoints; delete takes both")
+        if whole is not None:
+            say(f"{whole.kind} {_name_of(whole)}: {count(len(whole.thread), 'checkpoint')}; this cannot be undone")
+            if whole.kind == "agent":
+                _print_belongings(store, thread)
+        else:  # deleted, or a call that was interrupted
+            say(f"{kind} {clean(thread)}: it has no head; what is left of it is erased")
+        chosen = str(kind) if whole is None else whole.kind
+        confirm(f"Erase {chosen} {thread!r}?", yes=yes)
+        with progress_in(store) as progress:
+            report = store.erase(thread, kind=chosen, forks=not keep_forks, force=force, progress=progress)
+    if not out.human:
+        out.value(report.to_json())
+        return
+    columns = (Column("ERASED", "yellow"), Column("KIND", "dim"), Column("CHECKPOINTS"), Column("UID", "dim"))
+    rows = ((out.id(each.id), each.kind, f"{each.checkpoints:,}", each.uid) for each in report.threads)
+    out.table(columns, rows)
+    for agent, checkpoint in report.agent_checkpoints:
+        say(f"checkpoint {checkpoint} of agent {clean(agent)} no longer restores it")
+    for each, name in report.kept_forks:
+        say(f"{each} {clean(name)} was forked from it, and stays")
+    say("no byte of it is left in the store" if report.complete else clean(str(report.remains)))
+
+
 def _print_belongings(store: Store, agent: str) -> None:
     counts = {kind: sum(1 for _ in store.threads(kind=kind, agent=agent)) for kind in ("conversation", "run", "thread")}
     belongings = [count(number, kind) for kind, number in counts.items() if number]
@@ -586,4 +633,4 @@ def _print_deleted(out: Output, data: dict[str, Any]) -> None:
         out.value(data)
 
 
-COMMANDS: Final = (save, fork, rewind, undo, redo, restore, settle, tag, delete)
+COMMANDS: Final = (save, fork, rewind, undo, redo, restore, settle, tag, delete, erase)

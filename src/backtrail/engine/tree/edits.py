@@ -288,8 +288,11 @@ class Match(Edit):
 class Editor:
     """The argument of the function that `Thread.edit` calls: reads and changes parts of the state."""
 
-    def __init__(self, tree: Tree, types: Types, name: str, *, exists: bool) -> None:
+    def __init__(
+        self, tree: Tree, types: Types, name: str, *, exists: bool, redacted: Callable[[Any], Any] = lambda value: value
+    ) -> None:
         self._tree = tree
+        self._redacted = redacted
         self._types = types
         self._name = name
         self._ops: list[Op] = []
@@ -323,19 +326,19 @@ class Editor:
     def append(self, path: str | tuple[Any, ...], *items: Any) -> None:
         """Append items to the list at a path (or strings to a str)."""
         if items:
-            self._apply(Append(parse(path), items, self._types, self._name))
+            self._apply(Append(parse(path), self._redacted(items), self._types, self._name))
 
     def set(self, path: str | tuple[Any, ...], value: Any) -> None:
         """Set the value at a path: of a key of a dict, of an index of a list, or of `()`, the state itself."""
         steps = parse(path)
         if not steps:
             self.exists = True
-        self._apply(Put(steps, value, self._types, self._name))
+        self._apply(Put(steps, self._redacted(value), self._types, self._name))
 
     def update(self, path: str | tuple[Any, ...], entries: Mapping[Any, Any]) -> None:
         """Set keys of the dict at a path: existing keys get new values, new keys go last."""
         if entries:
-            self._apply(Update(parse(path), entries, self._types, self._name))
+            self._apply(Update(parse(path), self._redacted(entries), self._types, self._name))
 
     def delete_at(self, path: str | tuple[Any, ...]) -> None:
         """Remove a key of a dict, or an item of a list."""
@@ -360,8 +363,16 @@ class Editor:
 class FunctionEdit:
     """The changes that a function makes with an `Editor`."""
 
-    def __init__(self, fn: Callable[[Editor], object], nodes: Nodes, types: Types, name: str) -> None:
+    def __init__(
+        self,
+        fn: Callable[[Editor], object],
+        nodes: Nodes,
+        types: Types,
+        name: str,
+        redacted: Callable[[Any], Any],
+    ) -> None:
         self._fn = fn
+        self._redacted = redacted
         self._nodes = nodes
         self._types = types
         self._name = name
@@ -373,6 +384,6 @@ class FunctionEdit:
             tree = Tree.of(None, self._nodes.with_fresh({}), self._types)
         else:
             tree = Tree(chain.tree.rep, chain.tree.nodes.forked())
-        editor = Editor(tree, self._types, self._name, exists=chain is not None)
+        editor = Editor(tree, self._types, self._name, exists=chain is not None, redacted=self._redacted)
         self._fn(editor)
         return editor.proposal(tip)

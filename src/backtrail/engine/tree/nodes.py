@@ -337,6 +337,12 @@ class Cache:
             while self._size > self._limit:
                 self._size -= self._nodes.popitem(last=False)[1].weight
 
+    def clear(self) -> None:
+        """Drop all nodes."""
+        with self._lock:
+            self._nodes.clear()
+            self._size = 0
+
     def renew_lock(self) -> None:
         """Replace the lock, which a thread of the parent process may have locked before a fork."""
         self._lock = threading.Lock()

@@ -239,6 +239,29 @@ async def _delete(ctx: Context) -> Change:
     )
 
 
+async def _erase(ctx: Context) -> Change:
+    which = names(ctx)
+    kind, thread_id = which["kind"], which["thread_id"]
+    if kind == "agent":
+        raise Problem(404, "not_found.path", "agents are not erased here")
+    info = await ctx.call("thread_show", **which)
+    return Change(
+        title=f"Erase the {kind}",
+        button="Erase",
+        effects=[
+            f"The {kind} {thread_id} is erased with {info['checkpoints']:,} checkpoints in view, and all others.",
+            "What was forked from it is erased, too. Checkpoints of its agent restore all but this.",
+            "The store's files are rewritten: other processes wait for that.",
+        ],
+        url=ctx.url("api", "v1", "erase"),
+        body={"kind": kind, "ids": [thread_id]},
+        done=f"The {kind} was erased.",
+        back="This cannot be undone.",
+        next=ctx.url(""),
+        final=True,
+    )
+
+
 # -- agents -----------------------------------------------------------------------------------------------
 
 
@@ -253,7 +276,10 @@ async def _restore(ctx: Context) -> Change:
     return Change(
         title=f"Restore “{_text(entry['name'])}”",
         button="Restore",
-        effects=["The agent and all its conversations get the state of this checkpoint. Nothing is deleted."],
+        effects=[
+            "The agent and all its conversations get the state of this checkpoint. Nothing is deleted.",
+            *(f"The conversation {each} was erased, and does not return." for each in entry["erased"]),
+        ],
         url=ctx.url("api", "v1", "agent-checkpoints", checkpoint_id, "restore"),
         body={"agent_id": agent_id},
         done="The agent was restored.",
@@ -412,6 +438,7 @@ _THREADS: Final[dict[str, Describe]] = {
     "tag": _tag,
     "untag": _untag,
     "delete": _delete,
+    "erase": _erase,
 }
 _AGENTS: Final[dict[str, Describe]] = {
     "restore": _restore,
