@@ -425,6 +425,8 @@ class ErasureReport:
     """(kind, thread id) of forks that stay, with `forks=False`. They hold messages of the erased thread."""
     remains: str | None = None
     """Why bytes may still be in the storage, and what to do. None if nothing is left in it."""
+    keys_destroyed: int = 0
+    """How many keys of an encrypted store were destroyed. Copies from before cannot be read without them."""
 
     @property
     def complete(self) -> bool:
@@ -452,6 +454,7 @@ class ErasureReport:
             "kept_forks": [{"kind": kind, "id": name} for kind, name in self.kept_forks],
             "complete": self.complete,
             "remains": self.remains,
+            "keys_destroyed": self.keys_destroyed,
         }
 
 

@@ -147,6 +147,18 @@ class Ancestry(Suite):
             store.gc()
         assert steps(third.history(ancestors=True)) == [1, 2, 3, 4, 6]
 
+    @pytest.mark.parametrize("collected", [False, True])
+    def test_pruned_fork_finds_an_older_ancestor_with_the_label_of_its_source(
+        self, store: Store, collected: bool
+    ) -> None:
+        first = [store.thread("a").save({"n": n}, label="same", tags=["word"]) for n in (1, 2)][0]
+        fork = store.thread("a").fork("b")
+        fork.save({"n": 3})
+        fork.prune(keep_last=1)
+        if collected:
+            store.gc()
+        assert fork.load("same").id == fork.load("word").id == first.id
+
     def test_a_thread_without_a_source_is_as_it_was(self, thread: Thread[Any]) -> None:
         made = fill(thread, 3)
         assert list(thread.history(ancestors=True)) == made

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.backends.port import Batch, NewThread, Stale, Vanished
+from backtrail.backends.port import ERASED, Batch, NewThread, Stale, Vanished
 from backtrail.engine import log, manifests, rows
 from backtrail.engine.bulk import BulkReader, pages
 from backtrail.engine.manifests import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, Manifest, ManifestInfo, Pointer
@@ -25,6 +25,7 @@ from backtrail.validation import check_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from backtrail.backends.port import Row, ThreadRecord, ThreadTip
     from backtrail.checkpoint import Checkpoint
@@ -152,7 +153,8 @@ class Manifests(Handle[Any]):
         tip = session.reader.tip(manifests.SPACE, self.id)
         head = tip.head if tip else None
         info = ManifestInfo("") if tip is None or head is None else self._info(tip.record, head)
-        touched = session.reader.backend.tips(self.id, touched=head is not None)
+        tips = session.reader.backend.tips(self.id, touched=head is not None)
+        touched = [each for each in tips if each.newest.check != ERASED]  # in a copy from before the erasure
         for each in touched:
             for row in (each.newest, each.head):
                 if row is not None:
@@ -442,7 +444,7 @@ class Manifests(Handle[Any]):
         """
         now = {names: pointer.seq for names, pointer in present.pointers(self.id).items()}
         moved = {names: row for names, (_, row) in heads.items() if now.get(names) != row.seq}
-        left = now.keys() - heads.keys()
+        left = _without_erased(session.reader, now.keys() - heads.keys())
         bulk = BulkReader(session.reader)
         tips = bulk.tips(bulk.records([*moved, *left]))
         for names in (*moved, *left):
@@ -545,6 +547,8 @@ def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Pl
         if (record.no, pointers[names].seq) not in shown
     }
     erased = manifests.erased_among(reader, hidden)
+    numbers = {record.no: names for names, record in records.items()}
+    erased |= {numbers[no] for (no, _), row in stored.items() if row.check == ERASED}  # in a copy from before
     places: dict[Names, Place] = {}
     for names, pointer in pointers.items():
         if names in erased:
@@ -554,6 +558,16 @@ def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Pl
             raise Corrupt("what it points at is missing", code="corrupt.row")
         places[names] = records[names], row
     return places
+
+
+def _without_erased(reader: LogReader, names: AbstractSet[Names]) -> AbstractSet[Names]:
+    """Return the names without those of threads whose keys were destroyed: nobody can read or move them."""
+    if not names:
+        return names
+    records = BulkReader(reader).records(names)
+    newest = reader.backend.newest_of([record.no for record in records.values()])
+    gone = {no for no, row in newest.items() if row.check == ERASED}
+    return {each for each in names if each not in records or records[each].no not in gone}
 
 
 def _read_states(reader: LogReader, places: list[Place], target: Place | None) -> Tree | None:

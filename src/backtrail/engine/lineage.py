@@ -110,11 +110,16 @@ def _ancestor(reader: LogReader, part: Part, ref: Any) -> Row | None:
         row = None
     if row is not None and log.contains(part.ranges, row.seq):
         return row
-    uid = (
-        part.tip.record.uid
-    )  # the ref is ambiguous, or its checkpoint is not an ancestor: compare only the ids of ancestors
-    rows = reader.visible(part.tip, part.ranges) if part.ranges and isinstance(ref, str) else []
-    begin = [each for each in rows if log.checkpoint_id(uid, each.seq).startswith(ref)]
+    if not part.ranges or not isinstance(ref, str):
+        return None
+    # The ref is ambiguous, or its checkpoint is not an ancestor: look at the ancestors only.
+    record, backend = part.tip.record, reader.backend
+    for named in (backend.labelled(record.no, ref), backend.tagged(record.no, ref)):
+        seqs = [seq for seq in named if log.contains(part.ranges, seq)]
+        if seqs:
+            return reader.sound_row(record, max(seqs))
+    rows = reader.visible(part.tip, part.ranges)
+    begin = [each for each in rows if log.checkpoint_id(record.uid, each.seq).startswith(ref)]
     return begin[0] if len(begin) == 1 else None
 
 

@@ -3,8 +3,9 @@
 1. One commit writes an erasure (see `engine.log`) to the log of each thread and hides its rows. It also tags the agent
    checkpoints that point at the thread. From then on nothing brings the thread back.
 2. A collection removes the rows, the chunks and the index entries, and overwrites the bytes.
+3. In an encrypted store, the keys of the threads are destroyed: backups and other copies cannot be read any more.
 
-A crash between the two loses nothing: the next call, or any gc, finishes the work. A fork that another process makes
+A crash in between loses nothing: the next call finishes the work. A fork that another process makes
 during the first step is found after it, and erased by a second commit.
 """
 
@@ -13,9 +14,9 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from backtrail.backends.port import Batch, Stale, Vanished
+from backtrail.backends.port import SEALED, Batch, Stale, Vanished
 from backtrail.engine import adapter_labels, journal, log, manifests, rows
 from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.manifests import AGENT, CONVERSATION
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import NewThread, Row, ThreadRecord
     from backtrail.engine.manifests import Names
+    from backtrail.sealed.backend import SealedBackend
     from backtrail.transaction import Engine
 
 RUN: Final = "run"
@@ -100,7 +102,8 @@ def erase_all(
     engine.forget()
     reader.cache.clear()
     remains = remove(reader, progress)
-    return _report(plan, remains)
+    keys = _destroy_keys(reader, [each.record for each in plan.doomed])
+    return _report(plan, remains, keys)
 
 
 def partner(names: Names) -> Names:
@@ -276,10 +279,7 @@ def _mark_all(engine: Engine, reader: StoreReader, kind: str, ids: list[str], *,
 
 
 def _mark(reader: StoreReader, doomed: list[_Doomed], plan: _Plan) -> None:
-    """Write the erasures of these threads, in one commit. This is the moment from which on they are erased.
-
-    Whatever else has to be destroyed with the threads, such as their keys, is destroyed for these records.
-    """
+    """Write the erasures of these threads, in one commit. This is the moment from which on they are erased."""
     at = reader.clock()
     erasures: list[tuple[int, Row]] = []
     hide: list[tuple[int, int]] = []
@@ -342,6 +342,16 @@ def remove(reader: StoreReader, progress: Callable[[str, int], None] | None) -> 
     return None
 
 
+def _destroy_keys(reader: StoreReader, threads: list[ThreadRecord]) -> int:
+    """Destroy the keys of erased threads of an encrypted store, so that no copy can be read; return how many keys."""
+    backend = whole(reader.backend)
+    if not backend.present([SEALED]):
+        return 0
+    from backtrail.sealed.rotation import destroy_keys  # noqa: PLC0415 - an extra
+
+    return destroy_keys(cast("SealedBackend", backend), threads)
+
+
 def _advice(error: Error) -> str:
     if isinstance(error, Corrupt):
         return f"the store is damaged elsewhere: {error}. Run verify(repair=True), then gc(erase=True)"
@@ -350,7 +360,7 @@ def _advice(error: Error) -> str:
     return f"nothing can be read any more, but bytes may be left in the storage: {error}. Run gc(erase=True) later"
 
 
-def _report(plan: _Plan, remains: str | None) -> ErasureReport:
+def _report(plan: _Plan, remains: str | None, keys: int) -> ErasureReport:
     threads = tuple(
         ErasedThread(
             kind=record.space,
@@ -365,4 +375,4 @@ def _report(plan: _Plan, remains: str | None) -> ErasureReport:
     )
     held = tuple((each.record.name, made) for each in plan.holders.values() for made in each.checkpoints)
     kept = tuple((record.space, record.name) for record in plan.kept_forks)
-    return ErasureReport(threads, held, kept, remains)
+    return ErasureReport(threads, held, kept, remains, keys)

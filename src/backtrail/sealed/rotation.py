@@ -85,19 +85,19 @@ class Keys:
         return _Rotation(self._engine.outside(), backend, progress).run() if data else KeyReport(0, 0, 0)
 
 
-def destroy_keys(engine: Engine, threads: Sequence[ThreadRecord]) -> int:
-    """Destroy the keys of threads whose contents were deleted and collected; return how many keys.
+def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int:
+    """Destroy the keys of threads that were erased; return how many keys.
 
-    What is left of a thread, its rows without contents, gets a new key first: so its id can be used again. All that the
-    old keys sealed cannot be read again, in any backup.
+    The rows that say so, the newest of their threads, get a new key first: so the ids can be used again. Nothing that
+    the old keys sealed can be read again, in any copy.
     """
-    backend, reader = sealed_backend(engine), engine.outside()
     uids = [record.uid for record in threads]
     backend.keyring.add_generation(uids)
     backend.forget_keys()
     for record in threads:
-        for page in gc.row_pages(reader, record, log.MAX_SEQ):
-            backend.rewrite(record.no, [row for row in page if log.is_sound(row, record.uid)])
+        newest = backend.newest(record.no)
+        if newest is not None and log.is_sound(newest, record.uid):
+            backend.rewrite(record.no, [newest._replace(payload=b"")])
     return backend.keyring.destroy(uids, keep_newest=True)
 
 

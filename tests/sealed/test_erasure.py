@@ -1,0 +1,118 @@
+"""Erasing in encrypted stores: what is left in the store, in a backup from before, in the keyring, and in an export."""
+
+import pytest
+
+from backtrail import Corrupt, Erased, Message
+from backtrail.sealed import keyring as keyrings
+from tests.support.scene import agent, contents, conversation
+from tests.support.sealing import KINDS, open_copy, sealed_at
+
+LONG = "a long text that needs chunks of its own. " * 200
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(keyrings, "FRESH", 0.0)
+
+
+@pytest.fixture(params=KINDS)
+def opener(request, tmp_path):
+    with sealed_at(request.param, tmp_path) as opener:
+        yield opener
+
+
+def talk(store, n):
+    """A conversation of the agent, with a text of its own and a long one that all have."""
+    store.conversations.save(conversation(f"c{n}", f"canary {n}", LONG))
+
+
+@pytest.fixture
+def ten(opener):
+    """A store with an agent and ten conversations, and a checkpoint of them."""
+    with opener() as store:
+        store.agents.save(agent())
+        for n in range(10):
+            talk(store, n)
+        made = store.agents.checkpoint("a", "ten")
+        yield store, made.id
+
+
+def check_nine(store, checkpoint):
+    """The checkpoint restores all conversations but the erased one."""
+    for n in set(range(10)) - {3}:
+        store.conversations.append(f"c{n}", Message.user("later"))
+    with pytest.warns(Erased, match="c3"):
+        store.agents.restore(checkpoint)
+    for n in set(range(10)) - {3}:
+        assert contents(store, f"c{n}") == [f"canary {n}", LONG]
+
+
+def test_nine_of_ten_conversations_restore(ten):
+    store, checkpoint = ten
+    report = store.conversations.erase("c3")
+    assert report.keys_destroyed == 1
+    assert report.to_json()["keys_destroyed"] == 1
+    check_nine(store, checkpoint)
+    assert store.conversations.get("c3") is None
+    assert store.search('"canary 3"') == []
+    assert store.verify().ok
+    talk(store, 3)
+    assert contents(store, "c3") == ["canary 3", LONG]
+
+
+@pytest.mark.parametrize("is_touched", [False, True])
+def test_nine_of_ten_conversations_restore_from_a_backup_made_before(ten, tmp_path, is_touched):
+    store, checkpoint = ten
+    if is_touched:  # after the checkpoint
+        store.conversations.append("c3", Message.user("canary 3 again"))
+    store.backup(tmp_path / "backup")
+    store.conversations.erase("c3")
+    with open_copy(store, tmp_path / "backup") as backup:
+        with pytest.raises(Corrupt) as caught:
+            contents(backup, "c3")
+        assert caught.value.code == "corrupt.erased"
+        assert backup.search('"canary 3"') == []
+        check_nine(backup, checkpoint)
+
+
+def test_an_erased_agent_is_in_no_backup(ten, tmp_path):
+    store, _ = ten
+    store.agents.save(agent("other"))
+    store.conversations.save(conversation("theirs", "kept", agent_id="other"))
+    store.backup(tmp_path / "backup")
+    report = store.agents.erase("a")
+    assert report.keys_destroyed == len(report.threads) >= 12
+    with open_copy(store, tmp_path / "backup") as backup:
+        for n in range(10):
+            with pytest.raises(Corrupt):
+                contents(backup, f"c{n}")
+        assert contents(backup, "theirs") == ["kept"]
+    assert contents(store, "theirs") == ["kept"]
+    assert store.verify().ok
+
+
+def test_a_scoped_store_erases_what_is_inside(ten, tmp_path):
+    store, checkpoint = ten
+    store.backup(tmp_path / "backup")
+    assert store.scoped(agent="a").conversations.erase("c3").keys_destroyed == 1
+    check_nine(store, checkpoint)
+    with open_copy(store, tmp_path / "backup") as backup, pytest.raises(Corrupt):
+        contents(backup, "c3")
+
+
+def test_an_interrupted_erasure_is_finished_by_the_next_call(ten, tmp_path, monkeypatch):
+    store, checkpoint = ten
+    store.backup(tmp_path / "backup")
+    destroy = keyrings.Keyring.destroy
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keyrings.Keyring, "destroy", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.conversations.erase("c3")
+    monkeypatch.setattr(keyrings.Keyring, "destroy", destroy)
+    assert store.conversations.erase("c3").keys_destroyed >= 1
+    check_nine(store, checkpoint)
+    with open_copy(store, tmp_path / "backup") as backup, pytest.raises(Corrupt):
+        contents(backup, "c3")
