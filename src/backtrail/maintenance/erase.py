@@ -100,6 +100,12 @@ def erase_all(
     engine.forget()
     reader.cache.clear()
     remains = remove(reader, progress)
+    if remains is None and forks and plan.kept_forks:
+        names = ", ".join(repr(record.name) for record in plan.kept_forks[:5])
+        remains = (
+            f"a checkpoint of an agent holds an older conversation under the id {names}, which was forked from what was "
+            "erased: delete the checkpoint, or erase that conversation, too"
+        )
     return _report(plan, remains)
 
 
@@ -168,6 +174,9 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
     threads = (_doomed(reader, record, fork=no not in roots) for no, record in sorted(chosen.items()))
     doomed = [thread for thread in threads if thread is not None]
     kept_forks = [record for record in kept.values() if record.no not in chosen and _has_rows(reader, record)]
+    uids = {record.uid for record in chosen.values()}
+    others = [record for record in records if record.no not in chosen and record not in kept_forks]
+    kept_forks += [record for record in others if _was_forked(reader, record, uids)]
     return _Plan(doomed, kept_forks, _holders(reader, doomed))
 
 
@@ -190,6 +199,23 @@ def _is_of_langgraph(reader: StoreReader, record: ThreadRecord) -> bool:
     with suppress(Corrupt, Invalid):  # of a damaged row, it cannot be told
         stored = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])
         return any(adapter_labels.mark_of(row, reader.types) for row in stored if row.op in log.CHECKPOINTS)
+    return False
+
+
+def _was_forked(reader: StoreReader, record: ThreadRecord, uids: set[bytes]) -> bool:
+    """Tell whether an earlier conversation under this id was forked from one of the threads, and is still pinned.
+
+    The present conversation began after a deletion and has nothing of it, so it cannot be erased for that.
+    """
+    pinned = manifests.pinned_seqs(reader, record)
+    stored = reader.backend.rows(record.no, [(1, log.MAX_SEQ)]) if pinned else []
+    origin: str | None = None
+    for row in stored:
+        if row.op in (log.FORK, log.CLEAR):
+            origin = log.unpack_extra(row)[2] if log.is_sound(row, record.uid) else None
+        parsed = log.parse_id(origin or "")
+        if parsed is not None and parsed[0] in uids and row.seq in pinned:
+            return True
     return False
 
 
