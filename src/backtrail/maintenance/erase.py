@@ -101,10 +101,10 @@ def erase_all(
     reader.cache.clear()
     remains = remove(reader, progress)
     if remains is None and forks and plan.kept_forks:
-        names = ", ".join(repr(record.name) for record in plan.kept_forks[:5])
+        held = ", ".join(repr(record.name) for record in plan.kept_forks[:5])
         remains = (
-            f"a checkpoint of an agent holds an older conversation under the id {names}, which was forked from what was "
-            "erased: delete the checkpoint, or erase that conversation, too"
+            f"a checkpoint of an agent holds an older conversation under the id {held}, which was forked from what "
+            "was erased: delete the checkpoint, or erase that conversation, too"
         )
     return _report(plan, remains)
 
