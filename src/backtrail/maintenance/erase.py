@@ -150,17 +150,18 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
             raise NotFound(f"there is no {kind} {name!r}", code=f"not_found.{kind}")
         chosen |= {record.no: record for record in found}
     roots = set(chosen)
-    children: dict[bytes, list[ThreadRecord]] = {}
+    children: dict[bytes, list[tuple[int, ThreadRecord]]] = {}
     for record in records:
         parsed = log.parse_id(record.origin) if record.origin else None
         if parsed is not None:
-            children.setdefault(parsed[0], []).append(record)
+            children.setdefault(parsed[0], []).append((parsed[1], record))
     kept: dict[int, ThreadRecord] = {}
     todo = list(chosen.values())
     while todo:
         record = todo.pop()
         sibling = named.get(partner((record.space, record.name)))
-        below = children.get(record.uid, [])
+        begin = _begin(reader, record) if record.uid in children else 0
+        below = [child for seq, child in children.get(record.uid, []) if seq > begin]
         if not forks:
             kept |= {each.no: each for each in below}
             below = []
@@ -178,6 +179,11 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
     others = [record for record in records if record.no not in chosen and record not in kept_forks]
     kept_forks += [record for record in others if _was_forked(reader, record, uids)]
     return _Plan(doomed, kept_forks, _holders(reader, doomed))
+
+
+def _begin(reader: StoreReader, record: ThreadRecord) -> int:
+    """Return the seq of the erasure before the present thread began, or 0: older forks are of an earlier thread."""
+    return log.last_erasure(reader.backend.rows(record.no, [(1, log.MAX_SEQ)])[:-1])
 
 
 def _belongs(record: ThreadRecord, kind: str, name: str) -> bool:
