@@ -23,7 +23,7 @@ from backtrail.engine.tree.decode import Decoder, Unpacker
 from backtrail.engine.tree.tree import value_of
 from backtrail.engine.writer import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
-from backtrail.maintenance.erase import erase_all
+from backtrail.loading import loading
 from backtrail.models import AgentCheckpoint
 from backtrail.thread import Thread
 from backtrail.validation import check_id
@@ -160,6 +160,9 @@ class Collection:
 
     def _erase(self, ids: Any, **options: Any) -> ErasureReport:
         """Erase values; the handles of this collection forget their heads."""
+        with loading:
+            from backtrail.maintenance.erase import erase_all  # noqa: PLC0415 - few programs do it
+
         report = erase_all(self._engine, self._space, ids, **options)
         for each in report.threads:
             if each.kind == self._space:

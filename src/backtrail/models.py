@@ -422,7 +422,10 @@ class ErasureReport:
     agent_checkpoints: tuple[tuple[str, str], ...]
     """(agent id, checkpoint id) of the agents' checkpoints that held an erased conversation. A restore skips it."""
     kept_forks: tuple[tuple[str, str], ...] = ()
-    """(kind, thread id) of forks that stay, with `forks=False`. They hold messages of the erased thread."""
+    """(kind, thread id) of forks that stay, and hold messages of the erased thread: all, with `forks=False`.
+
+    Otherwise only those whose id was used again: an agent's checkpoint still holds the older conversation.
+    """
     remains: str | None = None
     """Why bytes may still be in the storage, and what to do. None if nothing is left in it."""
     keys_destroyed: int = 0

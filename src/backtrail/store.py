@@ -12,7 +12,6 @@ from backtrail.backends.port import KEYRING, SEALED
 from backtrail.engine import log, manifests
 from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Options, Tip
-from backtrail.engine.redact import redactor_of
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import indexer
 from backtrail.engine.search.indexer import Where
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.models import Message
     from backtrail.conversations.repository import Conversations
-    from backtrail.engine.redact import Redact
+    from backtrail.engine.redact import Redact, Redactor
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
         ErasureReport,
@@ -108,7 +107,7 @@ def open(  # noqa: A001 - users write backtrail.open
         max_checkpoints=None if max_checkpoints is None else check_count(max_checkpoints, "max_checkpoints", least=1),
         ttl=None if ttl is None else check_duration(ttl, "ttl"),
         auto_interval=None if auto_interval is None else check_duration(auto_interval, "auto_interval"),
-        redact=None if redact is None else redactor_of(redact),
+        redact=None if redact is None else _redactor(redact),
     )
     registry = Types(named := Types.named(types))
     for cls in named:
@@ -161,6 +160,13 @@ def _sealed(backend: Backend, key: Key, open_keyring: Callable[..., Backend | No
         return found
 
     return sealed(backend, key, opened)
+
+
+def _redactor(redact: Redact) -> Redactor | None:
+    with loading:
+        from backtrail.engine.redact import redactor_of  # noqa: PLC0415 - few programs use it
+
+    return redactor_of(redact)
 
 
 class Store:

@@ -242,6 +242,37 @@ class EraseConversations(Suite):
             assert not store.search("only")
             assert store.verify().ok
 
+    def test_a_fork_of_an_earlier_conversation_stays(self, store: Store) -> None:
+        store.agents.save(agent())
+        store.conversations.save(conversation("c", "one"))
+        store.conversations.fork("c", new_id="kept")
+        store.conversations.erase("c", forks=False)
+        store.conversations.save(conversation("c", "two"))
+        store.conversations.fork("c", new_id="new fork")
+        report = store.conversations.erase("c")
+        assert [(each.id, each.fork) for each in report.threads] == [("c", False), ("new fork", True)]
+        assert contents(store, "kept") == ["one"]
+        assert store.verify().ok
+
+    def test_a_pinned_fork_under_a_reused_id_is_named(self, opener: Opener) -> None:
+        with opener(compression=False) as store:
+            store.agents.save(agent())
+            store.conversations.save(conversation("c", CANARY))
+            store.conversations.fork("c", new_id="fork")
+            made = store.agents.checkpoint("a", "with the fork")
+            store.conversations.delete("fork")
+            store.conversations.save(conversation("fork", "something else"))
+            report = store.conversations.erase("c")
+            assert report.kept_forks == (("conversation", "fork"),)
+            assert not report.complete
+            assert "'fork'" in str(report.remains)
+            assert contents(store, "fork") == ["something else"]
+            assert canaries(store)
+            store.agents.delete_checkpoint(made)
+            store.gc()
+            assert canaries(store) == []
+            assert store.conversations.erase("c").complete
+
     def test_an_erased_id_can_be_used_again(self, store: Store, tmp_path: Path) -> None:
         made = _ten(store)
         stale = store.conversations.load("c3")

@@ -39,7 +39,7 @@ def judge(url, phases, *options):
             check=False,
         )
     assert done.returncode == 0, done.stdout[-6000:]
-    assert "Tested: 42" in done.stdout
+    assert "Tested: 43" in done.stdout
 
 
 @pytest.mark.parametrize("phases", lengths("examples,fuzzing", "examples,coverage,fuzzing"))

@@ -391,7 +391,10 @@ def test_every_change_that_a_page_offers_can_be_made(store, client, kind):
     page = client.get(f"/threads/{kind}/{name}?ref=1").text
     offered = [unescape(each) for each in re.findall(r'data-dialog href="([^"]*)"', page)]
     assert any("/change/rewind" in each for each in offered)
-    for path in sorted(offered, key=lambda each: "/change/delete" in each):
+    last = "/change/erase" if kind == "run" else "/change/delete"
+    for path in sorted(offered, key=lambda each: last in each):
+        if kind in ("thread", "conversation") and "/change/erase" in path:
+            continue  # after that there is nothing to delete
         form = client.get(path)
         if "/change/redo" in path and form.status_code == 409:
             assert "nothing to redo" in form.text
@@ -404,6 +407,19 @@ def test_every_change_that_a_page_offers_can_be_made(store, client, kind):
         body = {"params": change["body"]} if change["method"] == "DELETE" else {"json": {**change["body"], **named}}
         answer = client.request(change["method"], change["url"], headers=headers, **body)
         assert answer.status_code == 200, (path, answer.text)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("thread", "trip-planner"), ("conversation", "order-4711")])
+def test_a_thread_is_erased_from_its_page(store, client, kind, name):
+    path = f"/threads/{kind}/{name}/change/erase"
+    pages = (f"/threads/{kind}/{name}", *([f"/conversations/{name}"] if kind == "conversation" else []))
+    assert all(path in unescape(client.get(page).text) for page in pages)
+    form = client.get(path).text
+    assert "What was forked from it is erased, too." in form
+    change = json.loads(unescape(re.search(r'data-change="([^"]*)"', form)[1]))
+    assert client.request(change["method"], change["url"], json=change["body"]).json()["complete"]
+    assert store.info(name, kind=kind) is None
+    assert client.get("/threads/agent/support/change/erase").status_code == 404
 
 
 def test_a_change_shows_its_effect_first(client):

@@ -103,6 +103,12 @@ def erase_all(
     reader.cache.clear()
     remains = remove(reader, progress)
     keys = _destroy_keys(reader, [each.record for each in plan.doomed])
+    if remains is None and forks and plan.kept_forks:
+        held = ", ".join(repr(record.name) for record in plan.kept_forks[:5])
+        remains = (
+            f"a checkpoint of an agent holds an older conversation under the id {held}, which was forked from what "
+            "was erased: delete the checkpoint, or erase that conversation, too"
+        )
     return _report(plan, remains, keys)
 
 
@@ -147,17 +153,18 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
             raise NotFound(f"there is no {kind} {name!r}", code=f"not_found.{kind}")
         chosen |= {record.no: record for record in found}
     roots = set(chosen)
-    children: dict[bytes, list[ThreadRecord]] = {}
+    children: dict[bytes, list[tuple[int, ThreadRecord]]] = {}
     for record in records:
         parsed = log.parse_id(record.origin) if record.origin else None
         if parsed is not None:
-            children.setdefault(parsed[0], []).append(record)
+            children.setdefault(parsed[0], []).append((parsed[1], record))
     kept: dict[int, ThreadRecord] = {}
     todo = list(chosen.values())
     while todo:
         record = todo.pop()
         sibling = named.get(partner((record.space, record.name)))
-        below = children.get(record.uid, [])
+        begin = _begin(reader, record) if record.uid in children else 0
+        below = [child for seq, child in children.get(record.uid, []) if seq > begin]
         if not forks:
             kept |= {each.no: each for each in below}
             below = []
@@ -171,7 +178,15 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
     threads = (_doomed(reader, record, fork=no not in roots) for no, record in sorted(chosen.items()))
     doomed = [thread for thread in threads if thread is not None]
     kept_forks = [record for record in kept.values() if record.no not in chosen and _has_rows(reader, record)]
+    uids = {record.uid for record in chosen.values()}
+    others = [record for record in records if record.no not in chosen and record not in kept_forks]
+    kept_forks += [record for record in others if _was_forked(reader, record, uids)]
     return _Plan(doomed, kept_forks, _holders(reader, doomed))
+
+
+def _begin(reader: StoreReader, record: ThreadRecord) -> int:
+    """Return the seq of the erasure before the present thread began, or 0: older forks are of an earlier thread."""
+    return log.last_erasure(reader.backend.rows(record.no, [(1, log.MAX_SEQ)])[:-1])
 
 
 def _belongs(record: ThreadRecord, kind: str, name: str) -> bool:
@@ -193,6 +208,23 @@ def _is_of_langgraph(reader: StoreReader, record: ThreadRecord) -> bool:
     with suppress(Corrupt, Invalid):  # of a damaged row, it cannot be told
         stored = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])
         return any(adapter_labels.mark_of(row, reader.types) for row in stored if row.op in log.CHECKPOINTS)
+    return False
+
+
+def _was_forked(reader: StoreReader, record: ThreadRecord, uids: set[bytes]) -> bool:
+    """Tell whether an earlier conversation under this id was forked from one of the threads, and is still pinned.
+
+    The present conversation began after a deletion and has nothing of it, so it cannot be erased for that.
+    """
+    pinned = manifests.pinned_seqs(reader, record)
+    stored = reader.backend.rows(record.no, [(1, log.MAX_SEQ)]) if pinned else []
+    origin: str | None = None
+    for row in stored:
+        if row.op in (log.FORK, log.CLEAR):
+            origin = log.unpack_extra(row)[2] if log.is_sound(row, record.uid) else None
+        parsed = log.parse_id(origin or "")
+        if parsed is not None and parsed[0] in uids and row.seq in pinned:
+            return True
     return False
 
 

@@ -12,8 +12,8 @@ from backtrail.conversations.models import Message
 from backtrail.engine import journal
 from backtrail.engine.journal import Journal
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.loading import loading
 from backtrail.maintenance import retention
-from backtrail.maintenance.erase import erase_all
 from backtrail.maintenance.retention import Policy
 from backtrail.models import MISSING, when
 from backtrail.runs.history import RunThread
@@ -256,6 +256,9 @@ class Runs:
         `Conflict` if a worker has the run, unless `force` is set. Runs that were forked from it are erased as well,
         unless `forks=False`. Messages that the run delivered to a conversation stay there.
         """
+        with loading:
+            from backtrail.maintenance.erase import erase_all  # noqa: PLC0415 - few programs do it
+
         return erase_all(self._engine, SPACE, session_id, forks=forks, force=force, progress=progress)
 
     # -- calls in doubt -----------------------------------------------------------------------------------

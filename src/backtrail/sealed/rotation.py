@@ -88,16 +88,16 @@ class Keys:
 def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int:
     """Destroy the keys of threads that were erased; return how many keys.
 
-    The rows that say so, the newest of their threads, get a new key first: so the ids can be used again. Nothing that
-    the old keys sealed can be read again, in any copy.
+    Their rows without contents, which tell of the erasure, get a new key first: so the ids can be used again. Nothing
+    else that the old keys sealed can be read again, in any copy.
     """
     uids = [record.uid for record in threads]
     backend.keyring.add_generation(uids)
     backend.forget_keys()
     for record in threads:
-        newest = backend.newest(record.no)
-        if newest is not None and log.is_sound(newest, record.uid):
-            backend.rewrite(record.no, [newest._replace(payload=b"")])
+        rows = backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)
+        moves = [row for row in rows if row.op not in log.CHECKPOINTS and log.is_sound(row, record.uid)]
+        backend.rewrite(record.no, moves)
     return backend.keyring.destroy(uids, keep_newest=True)
 
 
