@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.backends.port import SEALED, Batch, MissingChunks, Phrase, ThreadTip, is_one_row, one_row
-from backtrail.errors import Corrupt
+from backtrail.errors import Corrupt, Unavailable
+from backtrail.sealed import keyring as keyrings
 from backtrail.sealed.cipher import CHUNK_OVERHEAD, ROW_OVERHEAD, ThreadCipher
 from backtrail.sealed.keys import SECRET_BYTES
 from backtrail.sealed.replica import replicate
@@ -66,6 +68,8 @@ class SealedBackend:
         self.read_only = below.read_only
         self.undoes_groups = below.undoes_groups
         self._ciphers: dict[int, ThreadCipher] = {}
+        self._version = keyring.store.seq
+        """The version of the keyring that the ciphers are from."""
         self._last: ThreadRecord | None = None
         """The thread that was found last: its rows are read next."""
         self._drops_old_chunks = False
@@ -81,8 +85,14 @@ class SealedBackend:
 
     def _fresh(self) -> None:
         """Forget keys that another process has replaced."""
-        if self.keyring.refresh():
-            self._ciphers = {}
+        self.keyring.refresh()
+        if self._version != self.keyring.store.seq:
+            self.forget_keys()
+
+    def _has_new_keys(self, version: int) -> bool:
+        """Tell whether keys have been replaced since a version of the keyring was read. It reads the keyring."""
+        self.keyring.refresh(now=True)
+        return self.keyring.store.seq != version
 
     def _known(self) -> dict[int, ThreadCipher]:
         group = self._calling.ciphers
@@ -90,6 +100,7 @@ class SealedBackend:
 
     def _cipher(self, no: int) -> ThreadCipher:
         """Return the cipher of the thread with this number."""
+        self._fresh()
         found = self._known().get(no)
         if found is not None:
             return found
@@ -128,6 +139,7 @@ class SealedBackend:
 
     def forget_keys(self) -> None:
         """Read all keys again before they are used: they have changed."""
+        self._version = self.keyring.store.seq
         self._ciphers = {}
         self._calling.ciphers = None if self._calling.ciphers is None else {}
 
@@ -263,20 +275,18 @@ class SealedBackend:
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         self._fresh()
+        version = self._version
         if is_one_row(batch):
             ((no, row),) = batch.rows
             numbers = self.below.commit(one_row(no, self._sealing(no).seal(_whole(row))))
         else:
             numbers = self._commit(batch)
-        if self.keyring.is_stale():
+        if self.keyring.is_stale() and self._has_new_keys(version):
             self._seal_again(batch, numbers)
         return numbers
 
     def _seal_again(self, batch: Batch, numbers: tuple[int, ...]) -> None:
-        """Seal a batch again if new keys were made while it waited to be written: its keys may be destroyed soon."""
-        if not self.keyring.refresh(now=True):
-            return
-        self.forget_keys()
+        """Seal a batch with new keys, which were made while it waited to be written: its own may be destroyed soon."""
         rows: dict[int, list[Row]] = {}
         for no, row in batch.rows:
             rows.setdefault(numbers[-no - 1] if no < 0 else no, []).append(row)
@@ -309,12 +319,19 @@ class SealedBackend:
 
     @contextmanager
     def group(self) -> Iterator[None]:
+        self._fresh()
         with self.below.group():
+            version, begun = self._version, time.monotonic()
             self._calling.ciphers = dict(self._ciphers)
             try:
                 yield
             finally:
                 self._calling.ciphers = None
+            if time.monotonic() - begun > keyrings.FRESH and self._has_new_keys(version):
+                raise Unavailable(
+                    "the keys of the store were rotated during a long write: nothing of it was written; repeat it",
+                    code="unavailable.rotated",
+                )
 
     # -- search ---------------------------------------------------------------------------------------
 
@@ -433,8 +450,11 @@ class SealedBackend:
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         self._fresh()
-        cipher = self._sealing(thread)
-        return self.below.rewrite(thread, [cipher.seal(row) for row in rows], self._sealed_chunks(chunks))
+        version, cipher = self._version, self._sealing(thread)
+        count = self.below.rewrite(thread, [cipher.seal(row) for row in rows], self._sealed_chunks(chunks))
+        if self.keyring.is_stale() and self._has_new_keys(version):
+            return self.rewrite(thread, rows, chunks)  # as in `commit`
+        return count
 
     def reclaim(self, *, erase: bool = False) -> None:
         self.below.reclaim(erase=erase)
