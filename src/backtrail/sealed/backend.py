@@ -54,7 +54,7 @@ class _Calling(threading.local):
     """The state of the calling thread."""
 
     ciphers: dict[int, ThreadCipher] | None = None
-    """The ciphers of threads by number, as its open group sees them: their numbers may change if it is dropped."""
+    """The ciphers of threads by number that its open group has found: if it is dropped, others may get the numbers."""
 
 
 class SealedBackend:
@@ -101,29 +101,23 @@ class SealedBackend:
     def _cipher(self, no: int) -> ThreadCipher:
         """Return the cipher of the thread with this number."""
         self._fresh()
-        found = self._known().get(no)
+        known = self._known()  # before the keyring is read: if keys change meanwhile, nobody uses this dict any more
+        found = known.get(no) or self._ciphers.get(no)
         if found is not None:
             return found
         last = self._last
         record = last if last is not None and last.no == no and self._calling.ciphers is None else self.below.thread(no)
         if record is None:
             return self._nobody
-        return self._keep(no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
-
-    def _keep(self, no: int, cipher: ThreadCipher) -> ThreadCipher:
-        known = self._known()
-        if len(known) >= _KEPT:
-            known.clear()
-        known[no] = cipher
-        return cipher
+        return _keep(known, no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
 
     def _sealing(self, no: int) -> ThreadCipher:
         """Return a cipher that can seal rows of a thread; a thread that lost its key gets a new one."""
         cipher = self._cipher(no)
         if cipher.can_seal:
             return cipher
-        record = self.below.thread(no)
-        return self._nobody if record is None else self._keep(no, self.keyring.ensure([record.uid])[record.uid])
+        known, record = self._known(), self.below.thread(no)
+        return self._nobody if record is None else _keep(known, no, self.keyring.ensure([record.uid])[record.uid])
 
     def _open(self, no: int, row: Row) -> Row:
         return self.open_rows(no, (row,))[0]
@@ -134,8 +128,10 @@ class SealedBackend:
         if record is None:
             return self._nobody
         self.keyring.refresh(now=True)
+        self._fresh()
+        known = self._known()
         found = self.keyring.threads([record.uid], again=True).get(record.uid)
-        return self._keep(no, found or ThreadCipher({}, 0))
+        return _keep(known, no, found or ThreadCipher({}, 0))
 
     def forget_keys(self) -> None:
         """Read all keys again before they are used: they have changed."""
@@ -157,10 +153,12 @@ class SealedBackend:
     def _load(self, records: Iterable[ThreadRecord]) -> None:
         """Read the keys of many threads at once."""
         known = self._known()
-        unknown = {record.uid: record.no for record in records if record.no not in known}
+        unknown = {
+            record.uid: record.no for record in records if record.no not in known and record.no not in self._ciphers
+        }
         if len(unknown) > 1:
             for uid, cipher in self.keyring.threads(unknown).items():
-                self._keep(unknown[uid], cipher)
+                _keep(known, unknown[uid], cipher)
 
     # -- threads --------------------------------------------------------------------------------------
 
@@ -294,6 +292,7 @@ class SealedBackend:
             self.rewrite(no, each, batch.chunks)
 
     def _commit(self, batch: Batch) -> tuple[int, ...]:
+        known = self._known()
         created = self.keyring.ensure([new.uid for new in batch.threads]) if batch.threads else {}
         new = {-at: created[each.uid] for at, each in enumerate(batch.threads, 1)}
         touched = self._addresses(batch.touch) if batch.touch else {}
@@ -307,7 +306,7 @@ class SealedBackend:
         except MissingChunks as error:
             raise MissingChunks(frozenset(touched[each] for each in error.digests)) from error
         for no, each in zip(numbers, batch.threads, strict=True):
-            self._keep(no, created[each.uid])
+            _keep(known, no, created[each.uid])
         return numbers
 
     def _sealed_chunks(self, chunks: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
@@ -321,17 +320,18 @@ class SealedBackend:
     def group(self) -> Iterator[None]:
         self._fresh()
         with self.below.group():
-            version, begun = self._version, time.monotonic()
-            self._calling.ciphers = dict(self._ciphers)
+            version, begun, known = self._version, time.monotonic(), self._ciphers
+            self._calling.ciphers = {}
             try:
                 yield
             finally:
-                self._calling.ciphers = None
+                found, self._calling.ciphers = self._calling.ciphers, None
             if time.monotonic() - begun > keyrings.FRESH and self._has_new_keys(version):
                 raise Unavailable(
                     "the keys of the store were rotated during a long write: nothing of it was written; repeat it",
                     code="unavailable.rotated",
                 )
+        known.update(found)
 
     # -- search ---------------------------------------------------------------------------------------
 
@@ -512,6 +512,13 @@ class CopyableSealedBackend(SealedBackend):
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         return self._copyable.backup(path, progress)
+
+
+def _keep(known: dict[int, ThreadCipher], no: int, cipher: ThreadCipher) -> ThreadCipher:
+    if len(known) >= _KEPT:
+        known.clear()
+    known[no] = cipher
+    return cipher
 
 
 def _whole(row: Row) -> Row:

@@ -171,19 +171,21 @@ class Keyring:
 
     def thread(self, uid: bytes) -> ThreadCipher | None:
         """Return the cipher of a thread; None if the thread never had a key."""
-        found = self._threads.get(uid)
+        kept = self._threads  # before the rows are read: if keys change meanwhile, nobody uses this dict any more
+        found = kept.get(uid)
         if found is not None:
             return found
         record = self._newest(self.backend.thread_with_uid(uid))
-        return None if record is None else self._keep(uid, record.content)
+        return None if record is None else self._keep(kept, uid, record.content)
 
     def threads(self, uids: Collection[bytes], *, again: bool = False) -> dict[bytes, ThreadCipher]:
         """Return the ciphers of threads by uid; threads that never had a key are left out."""
+        kept = self._threads
         known = {} if again else {uid: each for uid in uids if (each := self._threads.get(uid)) is not None}
         wanted = [uid for uid in dict.fromkeys(uids) if uid not in known]
         if wanted:
             for uid, record in self._records(wanted).items():
-                known[uid] = self._keep(uid, record.content)
+                known[uid] = self._keep(kept, uid, record.content)
         return known
 
     def ensure(self, uids: Collection[bytes]) -> dict[bytes, ThreadCipher]:
@@ -219,9 +221,9 @@ class Keyring:
                 rows.append((-len(threads), _row(1, content)))
             else:
                 rows.append((record.no, _row(record.seq + 1, content)))
-        for uid in uids:
-            self._threads.pop(uid, None)
-        return self._append(rows, threads, records.values())
+        done = self._append(rows, threads, records.values())
+        self._forget(uids)
+        return done
 
     def destroy(self, uids: Collection[bytes], *, keep_newest: bool) -> int:
         """Destroy the keys of threads, for good; return how many keys. `keep_newest` destroys all but the newest keys.
@@ -247,11 +249,17 @@ class Keyring:
             for record in records.values():
                 if record.older:  # a process was killed before it removed them
                     self.backend.remove_rows(record.no, record.older)
-            for uid in page:
-                self._threads.pop(uid, None)
+            self._forget(page)
         self.announce()
         self.backend.reclaim(erase=True)
         return destroyed
+
+    def _forget(self, uids: Collection[bytes]) -> None:
+        """Read the keys of threads again when they are used next."""
+        gone = set(uids)
+        if gone.isdisjoint(self._threads):
+            return
+        self._threads = {uid: each for uid, each in self._threads.copy().items() if uid not in gone}
 
     def announce(self) -> None:
         """Append to the record of the store, so that other processes read all keys again."""
@@ -273,14 +281,14 @@ class Keyring:
             raise Corrupt(f"the key of thread {uid.hex()} in the keyring is damaged", code="corrupt.key")
         return secret
 
-    def _keep(self, uid: bytes, content: Any) -> ThreadCipher:
+    def _keep(self, kept: dict[bytes, ThreadCipher], uid: bytes, content: Any) -> ThreadCipher:
         last, keys = content
         if any(by not in self._store_ciphers for _, by, _ in keys):
             self.refresh(now=True)  # another process has made a key of the store
         made = ThreadCipher({number: self._unwrapped(uid, number, by, wrapped) for number, by, wrapped in keys}, last)
-        if len(self._threads) >= _KEPT:
-            self._threads.clear()
-        self._threads[uid] = made
+        if len(kept) >= _KEPT:
+            kept.clear()
+        kept[uid] = made
         return made
 
     # -- rotation ---------------------------------------------------------------------------------------
