@@ -310,7 +310,7 @@ def test_destroyed_key_makes_every_copy_unreadable(opener, tmp_path):
         record = store._backend.find_thread("thread", "t3")
         store.thread("t3").delete()
         store.gc(erase=True)
-        assert rotation.destroy_keys(store._engine, [record]) == 1
+        assert rotation.destroy_keys(store._engine.reader, [record]) == 1
         assert store.verify().ok
         assert store.thread("t3").latest() is None
         store.thread("t3").save({"n": "again"})
@@ -339,7 +339,7 @@ def test_chunks_of_a_destroyed_thread_cannot_be_opened_with_all_other_keys(tmp_p
         record = store._backend.find_thread("thread", "t")
         store.thread("t").delete()
         store.gc(erase=True)
-        rotation.destroy_keys(store._engine, [record])
+        rotation.destroy_keys(store._engine.reader, [record])
         with open_copy(store, tmp_path / "backup") as backup:
             assert backup._backend.present(list(digests))  # they are still there
             rows = backup._backend.rows(record.no, [(1, 9)], payload=True)
@@ -357,7 +357,7 @@ def test_shared_content_stays_readable_in_the_other_thread(opener):
         record = store._backend.find_thread("thread", "a")
         store.thread("a").delete()
         store.gc()
-        rotation.destroy_keys(store._engine, [record])
+        rotation.destroy_keys(store._engine.reader, [record])
         assert store.thread("b").load().state == store.thread("c").load().state == LONG
         assert store.verify().ok
 
@@ -391,7 +391,7 @@ def test_destroyed_key_is_in_no_file_of_the_keyring(tmp_path):
         record = store._backend.find_thread("thread", "t")
         ((_, _, wrapped),) = keyring._records([record.uid])[record.uid].content[1]
         assert any(wrapped in each.read_bytes() for each in tmp_path.glob("s.db.keys*"))
-        rotation.destroy_keys(store._engine, [record])
+        rotation.destroy_keys(store._engine.reader, [record])
         assert not any(wrapped in each.read_bytes() for each in tmp_path.glob("s.db.keys*"))
 
 
