@@ -3,11 +3,15 @@
 import sqlite3
 
 import ormsgpack
+import pytest
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESGCMSIV
 
 import backtrail
+from backtrail.backends.port import Row
 from backtrail.engine import log
+from backtrail.sealed.cipher import ThreadCipher
+from backtrail.testing.samples import row
 from tests.support.sealing import KEY
 
 SECRET = bytes(range(32))
@@ -43,6 +47,22 @@ def thread_key(keyring, store, secret, uid):
     return unwrapped(derive(secret, "key that wraps keys"), wrapped, store + (1).to_bytes(2, "big") + uid)
 
 
+@pytest.mark.parametrize("root", [bytes(32), b""], ids=["a checkpoint", "a move of the head"])
+@pytest.mark.parametrize("field", Row._fields)
+def test_column_of_another_type_or_value_is_damage(field, root):
+    """As a damaged database may return it: no value of any column raises an error, or changes what is read."""
+    uid, cipher = b"12345678", ThreadCipher({1: bytes(32)}, 1)
+    plain = log.checked(row(3, root=root, extra=b"extra", label="label", op_id=bytes(16)), uid)
+    sealed = cipher.seal(plain)
+    assert cipher.open(sealed) == plain
+    for value in (None, "x", b"x", b"", -1, 1 << 70, 1.5, [1], True):
+        opened = cipher.open(sealed._replace(**{field: value}))
+        if field == "payload":
+            assert opened.payload in (None, b"\xff")
+        elif opened.check == plain.check:  # the flag, and columns that are not used
+            assert opened._replace(hidden=False) == plain
+
+
 def test_store_is_read_by_hand(tmp_path):
     with backtrail.open(tmp_path / "s.db", key=KEY, compression=False) as store:
         thread = store.thread("t")
@@ -61,10 +81,10 @@ def test_store_is_read_by_hand(tmp_path):
     ((no, uid),) = data.execute("SELECT no, uid FROM thread WHERE name = ?", (b"t",))
     cipher = AESGCMSIV(thread_key(keyring, store, secret, uid))
     rows = data.execute(ROWS, (no,)).fetchall()
-    assert [bool(row[15]) for row in rows] == [True, True, False]
-    for row, wanted in zip(rows, plain, strict=True):
-        *columns, root, op_id, extra, payload = row
-        place, blob = row[0].to_bytes(8, "big"), root or extra
+    assert [bool(values[15]) for values in rows] == [True, True, False]
+    for values, wanted in zip(rows, plain, strict=True):
+        *columns, root, op_id, extra, payload = values
+        place, blob = values[0].to_bytes(8, "big"), root or extra
         assert (blob[:2], payload[:2], bool(root) and bool(extra)) == (b"\x01\x01", b"\x01\x01", False)
         meta = cipher.decrypt(place + b"meta", blob[2:], ormsgpack.packb((*columns, op_id)))
         first, second = 2 + meta[0], 2 + meta[0] + meta[1]
