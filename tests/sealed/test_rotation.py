@@ -253,6 +253,55 @@ def test_row_that_waited_during_a_rotation_gets_the_new_key(tmp_path, monkeypatc
         assert store.thread("t").load().state == {"list": [1, 2]}
 
 
+def test_group_that_lasts_longer_than_a_rotation_is_refused(tmp_path):
+    with sealed_at("postgres", tmp_path) as opener, opener() as store, opener() as other:
+        store.thread("t").save({"list": []})
+        with pytest.raises(Unavailable) as caught, other._engine.group():
+            other.thread("t").append("list", 1)
+            other._backend.keyring._read_at = float("inf")  # it does not look again
+            store._backend.keyring.add_store_generation()
+        assert caught.value.code == "unavailable.rotated"
+        assert store.thread("t").load().state == {"list": []}
+        with other._engine.group():
+            other.thread("t").append("list", 1)
+        assert store.thread("t").load().state == {"list": [1]}
+
+
+def test_keys_that_a_killed_process_left_are_removed(tmp_path):
+    """It has appended the record without the key, and not removed the row before it."""
+    with backtrail.open(tmp_path / "s.db", key=KEY) as store:
+        store.thread("t").save({"n": 1})
+        keyring = store._backend.keyring
+        record = store._backend.find_thread("thread", "t")
+        ((_, _, wrapped),) = keyring._records([record.uid])[record.uid].content[1]
+        with mock.patch.object(keyring.backend, "remove_rows", side_effect=Stop), pytest.raises(Stop):
+            keyring.destroy([record.uid], keep_newest=False)
+        assert any(wrapped in each.read_bytes() for each in tmp_path.glob("s.db.keys*"))
+        assert keyring.destroy([record.uid], keep_newest=False) == 0
+        assert not any(wrapped in each.read_bytes() for each in tmp_path.glob("s.db.keys*"))
+        with pytest.raises(Corrupt) as caught:
+            store.thread("t").load()
+        assert caught.value.code == "corrupt.erased"
+
+
+def test_every_new_key_is_noticed_however_it_is_read(tmp_path):
+    """Reading a row with a new key reads the keyring again: later writes to other threads must use new keys, too."""
+    with sealed_at("sqlite", tmp_path) as opener, opener() as store, opener() as other:
+        for name in "ab":
+            store.thread(name).save({"list": []})
+            other.thread(name).append("list", 1)
+        with mock.patch.object(keyrings, "FRESH", 3600.0):
+            other._backend.keyring._read_at = 0.0
+            store._backend.keyring.add_store_generation()
+            store._backend.keyring.add_generation(store._backend.keyring.behind())
+            store._backend.forget_keys()
+            store.thread("a").append("list", 2)
+            assert other.thread("a").load().state == {"list": [1, 2]}
+            other.thread("b").append("list", 2)
+        (row,) = store._backend.below.rows(store._backend.find_thread("thread", "b").no, [(3, 3)])
+        assert row.root[1] == 2
+
+
 def test_destroyed_key_makes_every_copy_unreadable(opener, tmp_path):
     with opener() as store:
         for n in range(10):

@@ -208,5 +208,7 @@ def put(files: dict[str, bytes], source: Path, target: Path) -> None:
     """Write such files into a directory, instead of where they were."""
     target.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        if Path(name).parent == source:
-            (target / Path(name).name).write_bytes(data)
+        if Path(name).is_relative_to(source):
+            place = target / Path(name).relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)

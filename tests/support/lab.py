@@ -208,7 +208,7 @@ class Book:
                 await asyncio.gather(*(one(store, f"c{at}") for at in range(8)))
 
         asyncio.run(all_of_them())
-        with backtrail.open(url) as store:
+        with backtrail.open(url, **options) as store:
             now = picture(store)
         for name, when in sorted(done.items(), key=lambda entry: entry[1]):
             self.done.append(Done("gather", begun, when, {("thread", name): now["thread", name]}))
@@ -217,7 +217,7 @@ class Book:
 
 def small_wal(store: backtrail.Store) -> None:
     """Let SQLite copy its WAL into the file often, instead of once in a thousand pages."""
-    guard = getattr(store._backend, "_shared", None)
+    guard = getattr(getattr(store._backend, "below", store._backend), "_shared", None)
     if guard is not None:
         guard.log._pages = 12
 
@@ -252,7 +252,9 @@ def verdict(seen: Picture | Exception, done: list[Done], point: int, durability:
 class Looker:
     """Looks at what crashes left. What reads the same, all of it, is checked once, unless `thorough`."""
 
-    def __init__(self, *, thorough: bool = False, exact: bool = True) -> None:
+    def __init__(self, *, thorough: bool = False, exact: bool = True, **options: Any) -> None:
+        self._options = options
+        """With which stores are opened."""
         self._thorough = thorough
         self._exact = exact
         self._known: dict[bytes, Picture] = {}
@@ -260,8 +262,8 @@ class Looker:
     def look(self, url: str) -> Picture | Exception:
         """Open the store, check it, and write to it; return its picture, or the error."""
         try:
-            read = _read(url)
-            with backtrail.open(url, durability="relaxed") as store:
+            read = _read(url, self._options)
+            with backtrail.open(url, durability="relaxed", **self._options) as store:
                 content = _content(store)
                 if read not in (None, content):
                     return AssertionError("whoever opens it only to read it sees something else")
@@ -272,7 +274,7 @@ class Looker:
             return error
 
 
-def _read(url: str) -> bytes | None:
+def _read(url: str, options: dict[str, Any]) -> bytes | None:
     """Return `_content` of a file store that is opened read-only; None if it does not exist yet.
 
     A half created or half migrated SQLite store has an older format until it is opened for writing.
@@ -280,10 +282,14 @@ def _read(url: str) -> bytes | None:
     if not url.startswith("file:"):
         return None
     try:
-        with backtrail.open(url, read_only=True) as store:
+        with backtrail.open(url, read_only=True, **options) as store:
             return _content(store)
     except backtrail.NotFound:
         return None
+    except backtrail.Invalid as error:
+        if error.code == "invalid.not_encrypted":
+            return None  # it has no mark yet
+        raise
 
 
 def _checked(store: backtrail.Store, *, exact: bool) -> Picture:
@@ -299,7 +305,7 @@ def _checked(store: backtrail.Store, *, exact: bool) -> Picture:
 
 def _content(store: backtrail.Store) -> bytes:
     """Return a hash of all that is in a store: every table, or all that its files say."""
-    backend = store._backend
+    backend = getattr(store._backend, "below", store._backend)
     found = blake3()
     if isinstance(backend, FileBackend):
         if faults := backend.check(None):

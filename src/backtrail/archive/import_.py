@@ -82,6 +82,8 @@ def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportRepor
     if counts.erased:
         engine.forget()
         remains = erase.remove(reader, progress)
+        records = [reader.backend.find_thread(*names) for names in counts.erased]
+        erase.destroy_keys(reader, [record for record in records if record is not None])
     return ImportReport(archive.id, archive.totals.threads, *counts, remains)
 
 

@@ -102,7 +102,7 @@ def erase_all(
     engine.forget()
     reader.cache.clear()
     remains = remove(reader, progress)
-    keys = _destroy_keys(reader, [each.record for each in plan.doomed])
+    keys = destroy_keys(reader, [each.record for each in plan.doomed])
     if remains is None and forks and plan.kept_forks:
         held = ", ".join(repr(record.name) for record in plan.kept_forks[:5])
         remains = (
@@ -374,14 +374,14 @@ def remove(reader: StoreReader, progress: Callable[[str, int], None] | None) -> 
     return None
 
 
-def _destroy_keys(reader: StoreReader, threads: list[ThreadRecord]) -> int:
+def destroy_keys(reader: StoreReader, threads: list[ThreadRecord]) -> int:
     """Destroy the keys of erased threads of an encrypted store, so that no copy can be read; return how many keys."""
     backend = whole(reader.backend)
     if not backend.present([SEALED]):
         return 0
-    from backtrail.sealed.rotation import destroy_keys  # noqa: PLC0415 - an extra
+    from backtrail.sealed import rotation  # noqa: PLC0415 - an extra
 
-    return destroy_keys(cast("SealedBackend", backend), threads)
+    return rotation.destroy_keys(cast("SealedBackend", backend), threads)
 
 
 def _advice(error: Error) -> str:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.backends.port import SEALED, Batch, MissingChunks, Phrase, ThreadTip, is_one_row
-from backtrail.errors import Corrupt
+from backtrail.errors import Corrupt, Unavailable
+from backtrail.sealed import keyring as keyrings
 from backtrail.sealed.cipher import CHUNK_OVERHEAD, ROW_OVERHEAD, ThreadCipher
 from backtrail.sealed.keys import SECRET_BYTES
 from backtrail.sealed.replica import replicate
@@ -52,7 +54,7 @@ class _Calling(threading.local):
     """The state of the calling thread."""
 
     ciphers: dict[int, ThreadCipher] | None = None
-    """The ciphers of threads by number, as its open group sees them: their numbers may change if it is dropped."""
+    """The ciphers of threads by number that its open group has found: if it is dropped, others may get the numbers."""
 
 
 class SealedBackend:
@@ -66,6 +68,8 @@ class SealedBackend:
         self.read_only = below.read_only
         self.undoes_groups = below.undoes_groups
         self._ciphers: dict[int, ThreadCipher] = {}
+        self._version = keyring.store.seq
+        """The version of the keyring that the ciphers are from."""
         self._last: ThreadRecord | None = None
         """The thread that was found last: its rows are read next."""
         self._drops_old_chunks = False
@@ -81,8 +85,14 @@ class SealedBackend:
 
     def _fresh(self) -> None:
         """Forget keys that another process has replaced."""
-        if self.keyring.refresh():
-            self._ciphers = {}
+        self.keyring.refresh()
+        if self._version != self.keyring.store.seq:
+            self.forget_keys()
+
+    def _has_new_keys(self, version: int) -> bool:
+        """Tell whether keys have been replaced since a version of the keyring was read. It reads the keyring."""
+        self.keyring.refresh(now=True)
+        return self.keyring.store.seq != version
 
     def _known(self) -> dict[int, ThreadCipher]:
         group = self._calling.ciphers
@@ -90,29 +100,24 @@ class SealedBackend:
 
     def _cipher(self, no: int) -> ThreadCipher:
         """Return the cipher of the thread with this number."""
-        found = self._known().get(no)
+        self._fresh()
+        known = self._known()  # before the keyring is read: if keys change meanwhile, nobody uses this dict any more
+        found = known.get(no) or self._ciphers.get(no)
         if found is not None:
             return found
         last = self._last
         record = last if last is not None and last.no == no and self._calling.ciphers is None else self.below.thread(no)
         if record is None:
             return self._nobody
-        return self._keep(no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
-
-    def _keep(self, no: int, cipher: ThreadCipher) -> ThreadCipher:
-        known = self._known()
-        if len(known) >= _KEPT:
-            known.clear()
-        known[no] = cipher
-        return cipher
+        return _keep(known, no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
 
     def _sealing(self, no: int) -> ThreadCipher:
         """Return a cipher that can seal rows of a thread; a thread that lost its key gets a new one."""
         cipher = self._cipher(no)
         if cipher.can_seal:
             return cipher
-        record = self.below.thread(no)
-        return self._nobody if record is None else self._keep(no, self.keyring.ensure([record.uid])[record.uid])
+        known, record = self._known(), self.below.thread(no)
+        return self._nobody if record is None else _keep(known, no, self.keyring.ensure([record.uid])[record.uid])
 
     def _open(self, no: int, row: Row) -> Row:
         return self.open_rows(no, (row,))[0]
@@ -123,11 +128,14 @@ class SealedBackend:
         if record is None:
             return self._nobody
         self.keyring.refresh(now=True)
+        self._fresh()
+        known = self._known()
         found = self.keyring.threads([record.uid], again=True).get(record.uid)
-        return self._keep(no, found or ThreadCipher({}, 0))
+        return _keep(known, no, found or ThreadCipher({}, 0))
 
     def forget_keys(self) -> None:
         """Read all keys again before they are used: they have changed."""
+        self._version = self.keyring.store.seq
         self._ciphers = {}
         self._calling.ciphers = None if self._calling.ciphers is None else {}
 
@@ -145,10 +153,12 @@ class SealedBackend:
     def _load(self, records: Iterable[ThreadRecord]) -> None:
         """Read the keys of many threads at once."""
         known = self._known()
-        unknown = {record.uid: record.no for record in records if record.no not in known}
+        unknown = {
+            record.uid: record.no for record in records if record.no not in known and record.no not in self._ciphers
+        }
         if len(unknown) > 1:
             for uid, cipher in self.keyring.threads(unknown).items():
-                self._keep(unknown[uid], cipher)
+                _keep(known, unknown[uid], cipher)
 
     # -- threads --------------------------------------------------------------------------------------
 
@@ -263,20 +273,18 @@ class SealedBackend:
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         self._fresh()
+        version = self._version
         if is_one_row(batch):
             ((no, row),) = batch.rows
             numbers = self.below.commit(batch._replace(rows=((no, self._sealing(no).seal(_whole(row))),)))
         else:
             numbers = self._commit(batch)
-        if self.keyring.is_stale():
+        if self.keyring.is_stale() and self._has_new_keys(version):
             self._seal_again(batch, numbers)
         return numbers
 
     def _seal_again(self, batch: Batch, numbers: tuple[int, ...]) -> None:
-        """Seal a batch again if new keys were made while it waited to be written: its keys may be destroyed soon."""
-        if not self.keyring.refresh(now=True):
-            return
-        self.forget_keys()
+        """Seal a batch with new keys, which were made while it waited to be written: its own may be destroyed soon."""
         rows: dict[int, list[Row]] = {}
         for no, row in batch.rows:
             rows.setdefault(numbers[-no - 1] if no < 0 else no, []).append(row)
@@ -284,6 +292,7 @@ class SealedBackend:
             self.rewrite(no, each, batch.chunks)
 
     def _commit(self, batch: Batch) -> tuple[int, ...]:
+        known = self._known()
         created = self.keyring.ensure([new.uid for new in batch.threads]) if batch.threads else {}
         new = {-at: created[each.uid] for at, each in enumerate(batch.threads, 1)}
         touched = self._addresses(batch.touch) if batch.touch else {}
@@ -297,7 +306,7 @@ class SealedBackend:
         except MissingChunks as error:
             raise MissingChunks(frozenset(touched[each] for each in error.digests)) from error
         for no, each in zip(numbers, batch.threads, strict=True):
-            self._keep(no, created[each.uid])
+            _keep(known, no, created[each.uid])
         return numbers
 
     def _sealed_chunks(self, chunks: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
@@ -309,12 +318,20 @@ class SealedBackend:
 
     @contextmanager
     def group(self) -> Iterator[None]:
+        self._fresh()
         with self.below.group():
-            self._calling.ciphers = dict(self._ciphers)
+            version, begun, known = self._version, time.monotonic(), self._ciphers
+            self._calling.ciphers = {}
             try:
                 yield
             finally:
-                self._calling.ciphers = None
+                found, self._calling.ciphers = self._calling.ciphers, None
+            if time.monotonic() - begun > keyrings.FRESH and self._has_new_keys(version):
+                raise Unavailable(
+                    "the keys of the store were rotated during a long write: nothing of it was written; repeat it",
+                    code="unavailable.rotated",
+                )
+        known.update(found)
 
     # -- search ---------------------------------------------------------------------------------------
 
@@ -433,8 +450,11 @@ class SealedBackend:
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         self._fresh()
-        cipher = self._sealing(thread)
-        return self.below.rewrite(thread, [cipher.seal(row) for row in rows], self._sealed_chunks(chunks))
+        version, cipher = self._version, self._sealing(thread)
+        count = self.below.rewrite(thread, [cipher.seal(row) for row in rows], self._sealed_chunks(chunks))
+        if self.keyring.is_stale() and self._has_new_keys(version):
+            return self.rewrite(thread, rows, chunks)  # as in `commit`
+        return count
 
     def reclaim(self, *, erase: bool = False) -> None:
         self.below.reclaim(erase=erase)
@@ -492,6 +512,13 @@ class CopyableSealedBackend(SealedBackend):
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         return self._copyable.backup(path, progress)
+
+
+def _keep(known: dict[int, ThreadCipher], no: int, cipher: ThreadCipher) -> ThreadCipher:
+    if len(known) >= _KEPT:
+        known.clear()
+    known[no] = cipher
+    return cipher
 
 
 def _whole(row: Row) -> Row:

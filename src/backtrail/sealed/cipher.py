@@ -90,7 +90,7 @@ class ThreadCipher:
 
     def is_behind(self, sealed: bytes) -> bool:
         """Tell whether sealed bytes have a newer key than this object knows: another process has made one."""
-        return len(sealed) >= ROW_OVERHEAD and sealed[0] == FORMAT and sealed[1] > self._last
+        return type(sealed) is bytes and len(sealed) >= ROW_OVERHEAD and sealed[0] == FORMAT and sealed[1] > self._last
 
     def is_current(self, row: Row) -> bool:
         """Tell whether a stored row is sealed with the newest key; its payload must have been read."""
@@ -114,19 +114,20 @@ class ThreadCipher:
 
     def open(self, row: Row) -> Row:
         """Return a row with its contents. If they do not authenticate, the row has a wrong checksum."""
-        place = row.seq.to_bytes(8, "big", signed=row.seq < 0)
         payload = row.payload
-        if payload is not None:
-            opened = self._opened(place + _DATA, payload, row.op_id)
-            payload = DAMAGED if opened is None else opened
-        blob = row.root or row.extra
-        meta = self._opened(place + _META, blob, _bound(row)) if not (row.root and row.extra) else None
-        if meta is not None:
-            first, second = HEADER + meta[0], HEADER + meta[0] + meta[1]
-            if bool(meta[0]) == bool(row.root):
+        try:
+            place = row.seq.to_bytes(8, "big")
+            if payload is not None:
+                opened = self._opened(place + _DATA, payload, row.op_id)
+                payload = DAMAGED if opened is None else opened
+            meta = None if row.root and row.extra else self._opened(place + _META, row.root or row.extra, _bound(row))
+            if meta is not None and bool(meta[0]) == bool(row.root):
+                first, second = HEADER + meta[0], HEADER + meta[0] + meta[1]
                 columns = (meta[HEADER:first], row.op_id, meta[second:], meta[first:second])
                 return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden))
-        check = ERASED if self.is_erased(blob) else b""
+            check = ERASED if self.is_erased(row.root or row.extra) else b""
+        except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column may have another type
+            payload, check = (None if payload is None else DAMAGED), b""
         columns = (_NO_ROOT if row.root else b"", row.op_id, b"", check)
         return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden))
 

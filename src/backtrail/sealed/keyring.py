@@ -69,6 +69,8 @@ class _Record(NamedTuple):
     no: int
     seq: int
     content: Any
+    older: tuple[int, ...]
+    """The seqs of older rows, which a process that was killed did not remove."""
 
 
 class Keyring:
@@ -118,8 +120,13 @@ class Keyring:
             return
         content = record.content
         keys = {self._key.id: self._key, **{each.id: each for each in self._key.previous}}
-        store, secrets = bytes(content["id"]), {}
+        store = bytes(content["id"])
+        secrets: dict[int, bytes] = {}
+        known = self._store.secrets if self._store is not None else {}
         for number, key_id, wrapped in content["keys"]:
+            if number in known:  # a process goes on after another one has changed the caller's key
+                secrets[number] = known[number]
+                continue
             if key_id not in keys:
                 raise Unavailable(
                     f"the keys of this store are wrapped by key {key_id!r}, but the given key is {self._key.id!r}: "
@@ -164,19 +171,21 @@ class Keyring:
 
     def thread(self, uid: bytes) -> ThreadCipher | None:
         """Return the cipher of a thread; None if the thread never had a key."""
-        found = self._threads.get(uid)
+        kept = self._threads  # before the rows are read: if keys change meanwhile, nobody uses this dict any more
+        found = kept.get(uid)
         if found is not None:
             return found
         record = self._newest(self.backend.thread_with_uid(uid))
-        return None if record is None else self._keep(uid, record.content)
+        return None if record is None else self._keep(kept, uid, record.content)
 
     def threads(self, uids: Collection[bytes], *, again: bool = False) -> dict[bytes, ThreadCipher]:
         """Return the ciphers of threads by uid; threads that never had a key are left out."""
+        kept = self._threads
         known = {} if again else {uid: each for uid in uids if (each := self._threads.get(uid)) is not None}
         wanted = [uid for uid in dict.fromkeys(uids) if uid not in known]
         if wanted:
             for uid, record in self._records(wanted).items():
-                known[uid] = self._keep(uid, record.content)
+                known[uid] = self._keep(kept, uid, record.content)
         return known
 
     def ensure(self, uids: Collection[bytes]) -> dict[bytes, ThreadCipher]:
@@ -191,9 +200,11 @@ class Keyring:
     def add_generation(self, uids: Collection[bytes]) -> None:
         """Give threads a new key, for all that is written from now on. Older keys stay until `destroy`."""
         for start in range(0, len(listed := list(uids)), _PAGE):
-            self._add(listed[start : start + _PAGE])
+            while not self._add(listed[start : start + _PAGE]):
+                pass  # another process was first
 
-    def _add(self, uids: Collection[bytes]) -> None:
+    def _add(self, uids: Collection[bytes]) -> bool:
+        """Give threads a new key; return False if another process was first."""
         records = self._records(uids)
         threads: list[NewThread] = []
         rows: list[tuple[int, Row]] = []
@@ -210,9 +221,9 @@ class Keyring:
                 rows.append((-len(threads), _row(1, content)))
             else:
                 rows.append((record.no, _row(record.seq + 1, content)))
-        self._append(rows, threads, records.values())
-        for uid in uids:
-            self._threads.pop(uid, None)
+        done = self._append(rows, threads, records.values())
+        self._forget(uids)
+        return done
 
     def destroy(self, uids: Collection[bytes], *, keep_newest: bool) -> int:
         """Destroy the keys of threads, for good; return how many keys. `keep_newest` destroys all but the newest keys.
@@ -235,11 +246,20 @@ class Keyring:
                 if self._append(rows, (), [each for each, _ in changed.values()]):
                     break
             destroyed += sum(len(each.content[1]) - len(kept) for each, kept in changed.values())
-            for uid in page:
-                self._threads.pop(uid, None)
+            for record in records.values():
+                if record.older:  # a process was killed before it removed them
+                    self.backend.remove_rows(record.no, record.older)
+            self._forget(page)
         self.announce()
         self.backend.reclaim(erase=True)
         return destroyed
+
+    def _forget(self, uids: Collection[bytes]) -> None:
+        """Read the keys of threads again when they are used next."""
+        gone = set(uids)
+        if gone.isdisjoint(self._threads):
+            return
+        self._threads = {uid: each for uid, each in self._threads.copy().items() if uid not in gone}
 
     def announce(self) -> None:
         """Append to the record of the store, so that other processes read all keys again."""
@@ -261,14 +281,14 @@ class Keyring:
             raise Corrupt(f"the key of thread {uid.hex()} in the keyring is damaged", code="corrupt.key")
         return secret
 
-    def _keep(self, uid: bytes, content: Any) -> ThreadCipher:
+    def _keep(self, kept: dict[bytes, ThreadCipher], uid: bytes, content: Any) -> ThreadCipher:
         last, keys = content
         if any(by not in self._store_ciphers for _, by, _ in keys):
             self.refresh(now=True)  # another process has made a key of the store
         made = ThreadCipher({number: self._unwrapped(uid, number, by, wrapped) for number, by, wrapped in keys}, last)
-        if len(self._threads) >= _KEPT:
-            self._threads.clear()
-        self._threads[uid] = made
+        if len(kept) >= _KEPT:
+            kept.clear()
+        kept[uid] = made
         return made
 
     # -- rotation ---------------------------------------------------------------------------------------
@@ -355,7 +375,7 @@ class Keyring:
         threads = older = destroyed = orphans = 0
         uids = self.uids()
         for start in range(0, len(uids), _PAGE):
-            for uid, (_, _, (last, keys)) in self._records(uids[start : start + _PAGE]).items():
+            for uid, (_, _, (last, keys), _) in self._records(uids[start : start + _PAGE]).items():
                 threads += bool(keys)
                 older += len(keys) > 1 or any(by != store.last for _, by, _ in keys)
                 destroyed += last - len(keys)
@@ -377,34 +397,32 @@ class Keyring:
         return self._newest(self.backend.find_thread(space, name))
 
     def _newest(self, record: ThreadRecord | None) -> _Record | None:
-        rows = self.backend.rows(record.no, [(1, _MAX_SEQ)], payload=True, newest_first=True, limit=1) if record else []
-        return _Record(record.no, rows[0].seq, _content(rows[0])) if record and rows else None
+        rows = self.backend.rows(record.no, [(1, _MAX_SEQ)], payload=True) if record else []
+        return _as_record(record.no, rows) if record and rows else None
 
     def _records(self, uids: Collection[bytes]) -> dict[bytes, _Record]:
         records = self.backend.threads_named(_THREAD, [uid.hex() for uid in uids])
         rows = self.backend.rows_of([(record.no, 1, _MAX_SEQ) for record in records.values()], payload=True)
-        newest = {no: row for (no, _), row in rows.items()}  # ascending: the last row of a thread wins
-        return {
-            record.uid: _Record(record.no, newest[record.no].seq, _content(newest[record.no]))
-            for record in records.values()
-            if record.no in newest
-        }
+        logs: dict[int, list[Row]] = {}
+        for (no, _), row in rows.items():
+            logs.setdefault(no, []).append(row)
+        return {record.uid: _as_record(record.no, logs[record.no]) for record in records.values() if record.no in logs}
 
     def _append(
         self, rows: Iterable[tuple[int, Row]], threads: Iterable[NewThread], replaced: Iterable[_Record]
     ) -> bool:
         """Append rows, and remove the rows that they replace; return False if another process was first."""
-        batch = Batch(
-            threads=tuple(threads), rows=tuple(rows), hide=tuple((record.no, record.seq) for record in replaced)
-        )
+        old = {record.no: [*record.older, record.seq] for record in replaced}
+        hide = tuple((no, seq) for no, seqs in old.items() for seq in seqs)
+        batch = Batch(threads=tuple(threads), rows=tuple(rows), hide=hide)
         if not batch.rows:
             return True
         try:
             self.backend.commit(batch)
         except Stale:
             return False
-        for no, seq in batch.hide:
-            self.backend.remove_rows(no, [seq])
+        for no, seqs in old.items():
+            self.backend.remove_rows(no, seqs)
         return True
 
     def _change(self, change: Callable[[Any], Any]) -> None:
@@ -431,6 +449,10 @@ def _row(seq: int, content: Any) -> Row:
     payload = ormsgpack.packb(content)
     numbers = (0, seq - 1, seq, 0, 0, 0, 0, seq, 0)
     return Row(seq, *numbers, _now(), 0, None, 0, len(payload), b"", os.urandom(16), b"", b"", payload, hidden=False)
+
+
+def _as_record(no: int, rows: list[Row]) -> _Record:
+    return _Record(no, rows[-1].seq, _content(rows[-1]), tuple(row.seq for row in rows[:-1]))
 
 
 def _content(row: Row) -> Any:

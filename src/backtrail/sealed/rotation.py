@@ -38,9 +38,9 @@ _PAGE: Final = 200
 _TRIES: Final = 5
 
 
-def sealed_backend(engine: Engine) -> SealedBackend:
+def sealed_backend(reader: StoreReader) -> SealedBackend:
     """Return the backend of an encrypted store; `Unavailable` if the store is not encrypted, or has a scope."""
-    backend = engine.outside().backend
+    backend = reader.backend
     if isinstance(backend, SealedBackend):
         return backend
     if backend.present([SEALED]):
@@ -56,7 +56,7 @@ class Keys:
 
     def status(self) -> KeyStatus:
         """Return which key wraps the store's keys, and how many keys there are."""
-        backend = sealed_backend(self._engine)
+        backend = sealed_backend(self._engine.outside())
         return backend.keyring.status(lambda uid: backend.thread_with_uid(uid) is not None)
 
     def backup(self, path: str | os.PathLike[str]) -> int:
@@ -64,7 +64,7 @@ class Keys:
 
         A keyring in files becomes a new directory; any other becomes an SQLite file. `keyring=` of `open` takes it.
         """
-        return backup_keyring(sealed_backend(self._engine).keyring.backend, path)
+        return backup_keyring(sealed_backend(self._engine.outside()).keyring.backend, path)
 
     def rotate(
         self, key: Key | None = None, *, data: bool = False, progress: Callable[[str, int], None] | None = None
@@ -74,7 +74,7 @@ class Keys:
         With `data`, the store and all threads get new keys, everything is sealed with them, and the old keys are
         destroyed. Other processes can write meanwhile. An interrupted rotation continues at the next call.
         """
-        backend = sealed_backend(self._engine)
+        backend = sealed_backend(self._engine.outside())
         check_progress(progress)
         if key is None and not data and backend.keyring.is_current():
             raise Invalid("pass the new key, or data=True to seal the data with new keys", code="invalid.argument")

@@ -1,0 +1,111 @@
+"""The bytes of an encrypted store, read as docs/format.md describes them, without backtrail's own code for it."""
+
+import sqlite3
+
+import ormsgpack
+import pytest
+from blake3 import blake3
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESGCMSIV
+
+import backtrail
+from backtrail.backends.port import Row
+from backtrail.engine import log
+from backtrail.sealed.cipher import ThreadCipher
+from backtrail.testing.samples import row
+from tests.support.sealing import KEY
+
+SECRET = bytes(range(32))
+ROWS = (
+    "SELECT key & 4294967295, op, parent, step, head, undo, redo, view, base, depth, created_at, kind, label, size, "
+    "stored, root, op_id, extra, payload FROM row WHERE key >> 32 = ? ORDER BY key"
+)
+
+
+def derive(secret, purpose):
+    return blake3(secret, derive_key_context=f"backtrail sealed 1 {purpose}").digest()
+
+
+def unwrapped(cipher, wrapped, context):
+    return AESGCMSIV(cipher).decrypt(wrapped[:12], wrapped[12:], b"backtrail sealed 1 " + context)
+
+
+def newest(database, space, name):
+    ((no,),) = database.execute("SELECT no FROM thread WHERE space = ? AND name = ?", (space, name.encode()))
+    return ormsgpack.unpackb(database.execute(ROWS, (no,)).fetchall()[-1][-1])
+
+
+def store_key(keyring):
+    record = newest(keyring, "keyring", "store")
+    ((number, name, wrapped),) = record["keys"]
+    assert (number, name, record["last"]) == (1, KEY.id, 1)
+    return record["id"], unwrapped(SECRET, wrapped, record["id"] + (1).to_bytes(2, "big"))
+
+
+def thread_key(keyring, store, secret, uid):
+    last, ((number, by, wrapped),) = newest(keyring, "key", uid.hex())
+    assert (last, number, by) == (1, 1, 1)
+    return unwrapped(derive(secret, "key that wraps keys"), wrapped, store + (1).to_bytes(2, "big") + uid)
+
+
+@pytest.mark.parametrize("root", [bytes(32), b""], ids=["a checkpoint", "a move of the head"])
+@pytest.mark.parametrize("field", Row._fields)
+def test_column_of_another_type_or_value_is_damage(field, root):
+    """As a damaged database may return it: no value of any column raises an error, or changes what is read."""
+    uid, cipher = b"12345678", ThreadCipher({1: bytes(32)}, 1)
+    plain = log.checked(row(3, root=root, extra=b"extra", label="label", op_id=bytes(16)), uid)
+    sealed = cipher.seal(plain)
+    assert cipher.open(sealed) == plain
+    for value in (None, "x", b"x", b"", -1, 1 << 70, 1.5, [1], True):
+        opened = cipher.open(sealed._replace(**{field: value}))
+        if field == "payload":
+            assert opened.payload in (None, b"\xff")
+        elif opened.check == plain.check:  # the flag, and columns that are not used
+            assert opened._replace(hidden=False) == plain
+
+
+def test_store_is_read_by_hand(tmp_path):
+    with backtrail.open(tmp_path / "s.db", key=KEY, compression=False) as store:
+        thread = store.thread("t")
+        thread.save({"text": "a small state"}, label="first", metadata={"note": 1})
+        thread.save({"text": "a small state", "long": [f"{n} " * 100 for n in range(300)]})
+        thread.rewind("first")
+        store.thread("m").save({"messages": [{"role": "user", "content": "lisbon in may", "id": "m1"}]})
+        assert store.search("lisbon")
+        plain = store._backend.rows(store._backend.find_thread("thread", "t").no, [(1, 9)], payload=True)
+        nodes = dict(store._engine.reader.cache._nodes)
+    data, keyring = sqlite3.connect(tmp_path / "s.db"), sqlite3.connect(tmp_path / "s.db.keys")
+    ((marked,),) = data.execute("SELECT payload FROM chunk WHERE digest = ?", (b"backtrail sealed store, format 1",))
+    store, secret = store_key(keyring)
+    assert marked == store
+
+    ((no, uid),) = data.execute("SELECT no, uid FROM thread WHERE name = ?", (b"t",))
+    cipher = AESGCMSIV(thread_key(keyring, store, secret, uid))
+    rows = data.execute(ROWS, (no,)).fetchall()
+    assert [bool(values[15]) for values in rows] == [True, True, False]
+    for values, wanted in zip(rows, plain, strict=True):
+        *columns, root, op_id, extra, payload = values
+        place, blob = values[0].to_bytes(8, "big"), root or extra
+        assert (blob[:2], payload[:2], bool(root) and bool(extra)) == (b"\x01\x01", b"\x01\x01", False)
+        meta = cipher.decrypt(place + b"meta", blob[2:], ormsgpack.packb((*columns, op_id)))
+        first, second = 2 + meta[0], 2 + meta[0] + meta[1]
+        assert (meta[2:first], meta[first:second], meta[second:]) == (wanted.root, wanted.check, wanted.extra)
+        assert cipher.decrypt(place + b"data", payload[2:], op_id) == wanted.payload
+        assert log.is_sound(wanted, uid)
+
+    stored = dict(data.execute("SELECT digest, payload FROM chunk"))
+    read = 0
+    for digest, node in nodes.items():
+        address = blake3(digest, key=derive(secret, "address of a chunk")).digest()
+        sealed = stored.get(address)
+        if sealed is None:
+            continue
+        key = blake3(digest, key=derive(secret, "key of a chunk")).digest()
+        opened = AESGCM(key).decrypt(sealed[2:14], sealed[14:-8], address)
+        assert opened == b"\0" + node.kind + node.data
+        assert sealed[2:14] == blake3(opened, key=derive(secret, "nonce of a chunk")).digest(length=12)
+        check = blake3(address + sealed[:-8], key=derive(secret, "check of a chunk")).digest(length=8)
+        assert (sealed[:2], sealed[-8:]) == (b"\x01\x01", check)
+        read += 1
+    assert read == len(stored) - 1 > 0
+    data.close()
+    keyring.close()
