@@ -23,7 +23,8 @@ from google.adk.sessions.base_session_service import BaseSessionService, GetSess
 from google.adk.sessions.state import State
 
 from backtrail.adapters.adapter_store import AdapterStore, RecentThreads
-from backtrail.adapters.adk.events import Deltas, SessionKey, event_data, event_of, events_among, joined_id, json_state
+from backtrail.adapters.adk.events import Deltas, SessionKey, event_data, event_of, events_among, json_state
+from backtrail.adapters.thread_ids import joined_id
 from backtrail.conversations.models import Conversation, Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.validation import check_id, to_data

@@ -9,7 +9,6 @@ is the guide.
     config           the namespace, checkpoint and read that a LangGraph config names
     graph_threads    the checkpoints of a graph's threads, found by id and in history
     headers          a checkpoint without its channel values: the metadata of a row
-    row_writes       saving the rows of both threads
     task_writes      the writes of tasks, in a second thread
     delta_channels   what delta channels are computed from
     channel_values   channel values that load on first use

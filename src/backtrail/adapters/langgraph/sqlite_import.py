@@ -21,8 +21,8 @@ from backtrail.adapters.langgraph.allowed_types import AllowedTypes
 from backtrail.adapters.langgraph.config import GraphNamespace, label_of
 from backtrail.adapters.langgraph.decoder import SaverDecoder, Undecodable, metadata_of
 from backtrail.adapters.langgraph.headers import KEY, encode_header, read_header
-from backtrail.adapters.langgraph.row_writes import save_checkpoint
 from backtrail.adapters.langgraph.task_writes import GraphTask, save_writes, writes_on
+from backtrail.adapters.row_writes import save_checkpoint
 from backtrail.engine.reader import now
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.models import micros
