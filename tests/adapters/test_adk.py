@@ -16,4 +16,9 @@ def test_a_missing_extra_is_named():
 @pytest.mark.torture  # installing takes most of a minute
 @pytest.mark.timeout(1200)
 def test_all_cases_hold_in_an_environment_of_its_own(tmp_path):
-    run_cases(tmp_path, "adk,postgres", ["google-adk==2.13.0"], "tests/adapters/adk_cases.py")
+    run_cases(
+        tmp_path,
+        "adk,postgres",
+        ["google-adk==2.13.0", "aiosqlite", "sqlalchemy[asyncio]"],
+        "tests/adapters/adk_cases.py",
+    )

@@ -15,7 +15,8 @@ is the guide.
     thread_upkeep    deleting, copying and pruning threads
     framework_types  the classes of LangChain, LangGraph, numpy and Python that channels may hold
     allowed_types    the user's classes that channels may hold
-    sqlite_import    the threads of a database of LangGraph's SqliteSaver
+    saver_import     the threads of a database of LangGraph's SqliteSaver or PostgresSaver
+    saver_databases  reading such a database
     decoder          values in the encoding of LangGraph's own savers
 """
 
@@ -27,8 +28,9 @@ try:
 except ImportError as error:
     raise missing_extra("langgraph", error) from error
 
+from backtrail.adapters.imports import Skipped
 from backtrail.adapters.langgraph.saver import BacktrailSaver
-from backtrail.adapters.langgraph.sqlite_import import DatabaseReport, Skipped, check_database, import_database
+from backtrail.adapters.langgraph.saver_import import DatabaseReport, check_database, import_database
 from backtrail.adapters.langgraph.store import BacktrailStore, ItemVersion
 
 __all__ = [
