@@ -5,6 +5,7 @@ is the guide.
 
     saver            `BacktrailSaver`: LangGraph's interface, synchronous and asynchronous
     store            `BacktrailStore`: LangGraph's long-term memory
+    store_calls      calls of coroutines that are done together
     store_items      the items of that memory: filters, vectors, the threads of namespaces
     config           the namespace, checkpoint and read that a LangGraph config names
     graph_threads    the checkpoints of a graph's threads, found by id and in history
