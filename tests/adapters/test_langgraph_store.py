@@ -1,7 +1,9 @@
 """`BacktrailStore`, LangGraph's long-term memory: its interface, and the history of items."""
 
 import asyncio
+import contextlib
 import datetime as dt
+import random
 import signal
 import subprocess
 import sys
@@ -573,3 +575,36 @@ def test_a_dropped_transaction_leaves_no_items_behind(backing):
         assert values(await store.asearch(("a",))) == [{"n": 1}]
 
     asyncio.run(main())
+
+
+def test_searches_between_changes_find_the_same_as_a_new_store(backing):
+    """A search reads only what changed since the last one: puts, deletions, undo, rewinds, pruning, edits by hand."""
+    rng = random.Random(3)
+    store = BacktrailStore(backing)
+    thread = store.thread(("a",))
+    store.batch([PutOp(("a",), f"k{number}", {"n": number}) for number in range(60)])
+    for number in range(80):
+        for _ in range(rng.choice([1, 1, 1, 2, 3])):
+            key = f"k{rng.randrange(70)}"
+            action = rng.choice(["put", "put", "put", "delete", "undo", "rewind", "prune", "by hand", "batch"])
+            if action == "put":
+                store.put(("a",), key, {"n": f"{number} {key}"})
+            elif action == "delete":
+                store.delete(("a",), key)
+            elif action == "undo":
+                with contextlib.suppress(NotFound):
+                    store.undo(("a",), key)
+            elif action == "rewind":
+                thread.rewind(rng.choice(list(thread.history())[-5:]).id)
+            elif action == "prune":
+                thread.prune(keep_last=3)
+            elif action == "by hand":
+                item = thread.latest().get(("items", "k0"), None)
+                if item is not None:
+                    thread.edit(
+                        lambda editor, item=item: editor.set(("items", "k0"), {**item, "value": {"by": "hand"}})
+                    )
+            else:
+                store.batch([PutOp(("a",), f"k{at}", {"n": number}) for at in range(rng.choice([2, 30]))])
+        fresh = BacktrailStore(backing)
+        assert store.search(("a",), limit=100) == fresh.search(("a",), limit=100), number

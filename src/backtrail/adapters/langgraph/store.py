@@ -56,7 +56,7 @@ from backtrail.validation import check_count, check_id, now
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from backtrail import Editor, Thread, aio
+    from backtrail import Checkpoint, Editor, Thread, aio
     from backtrail.adapters.adapter_store import StoreSource
 
 _log: Final = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ _CACHED: Final = 4096
 """Namespaces whose decoded items are kept in memory."""
 _PAGE: Final = 500
 """Threads that one read of a listing returns."""
+_FRACTION: Final = 10
+"""A namespace is decoded again unless less than this part of its items changed."""
 _FEW: Final = 16
 """Up to this many reads are made in one thread."""
 _JOBS: Final = 8
@@ -94,14 +96,31 @@ class ItemVersion:
 class _Namespace:
     """The decoded items of a namespace at one head of its thread."""
 
-    def __init__(self, head_id: str, labels: tuple[str, ...], items: dict[str, Any]) -> None:
-        self.head_id = head_id
+    def __init__(self, head: Checkpoint[Any], labels: tuple[str, ...], items: dict[str, Any]) -> None:
+        self.head_id = head.id
+        self.step = head.step
         self.labels = labels
         self.items = items
         self.latest = [StoredItem(labels, key, data) for key, data in items.items()]
         """The items, those that were put last first."""
         self.latest.sort(key=lambda each: each.updated_at, reverse=True)
         self.may_expire = any("expires" in data for data in items.values())
+
+    def after(self, head: Checkpoint[Any]) -> _Namespace | None:
+        """Return the items at the next head, of which only those that it changed are read; None if that is unknown."""
+        if head.parent_id != self.head_id or head.step != self.step + 1:
+            return None
+        keys = head.metadata.get(_KEYS)
+        if not isinstance(keys, list) or len(keys) * _FRACTION > len(self.items):
+            return None
+        items = dict(self.items)
+        for key in keys:
+            data = head.get((_ITEMS, key), None)
+            if data is None:
+                items.pop(key, None)
+            else:
+                items[key] = data
+        return _Namespace(head, self.labels, items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,12 +436,8 @@ class BacktrailStore(BaseStore):
         return self._list(op) if isinstance(op, ListNamespacesOp) else None
 
     def _get(self, op: GetOp, read: list[StoredItem]) -> Item | None:
-        thread = self.thread(op.namespace)
-        tip = thread._tip()  # noqa: SLF001 - `latest` without reading the tags
-        if tip is None or tip.head is None:
-            return None
-        head = thread._checkpoint(tip, tip.head, tags=())  # noqa: SLF001 - as above
-        data = head.get((_ITEMS, op.key), None)
+        head = _head(self.thread(op.namespace))
+        data = None if head is None else head.get((_ITEMS, op.key), None)
         if data is None:
             return None
         stored = StoredItem(op.namespace, op.key, data)
@@ -494,13 +509,15 @@ class BacktrailStore(BaseStore):
             if cached is not None and cached.head_id == head_id:
                 self._cache.move_to_end(thread_id)
                 return cached
-        head = self._threads(thread_id).latest()
+        head = _head(self._threads(thread_id))
         if head is None:
             return None
-        state = head.state
-        if not isinstance(state, dict) or not isinstance(state.get(_ITEMS), dict):
-            raise Corrupt(f"thread {thread_id!r} is not a namespace of LangGraph's store", code="corrupt.state")
-        namespace = _Namespace(head.id, tuple(state[_NAMESPACE]), state[_ITEMS])
+        namespace = None if cached is None else cached.after(head)
+        if namespace is None:
+            state = head.state
+            if not isinstance(state, dict) or not isinstance(state.get(_ITEMS), dict):
+                raise Corrupt(f"thread {thread_id!r} is not a namespace of LangGraph's store", code="corrupt.state")
+            namespace = _Namespace(head, tuple(state[_NAMESPACE]), state[_ITEMS])
         with self._lock:
             if is_final:
                 self._cache[thread_id] = namespace
@@ -699,6 +716,12 @@ def _checked(ops: Iterable[Op]) -> list[Op]:
             check_count(op.limit, "limit")
             check_count(op.offset, "offset")
     return listed
+
+
+def _head(thread: Thread[Any]) -> Checkpoint[Any] | None:
+    """Return the head of a thread: `latest` without reading the tags."""
+    tip = thread._tip()  # noqa: SLF001 - a part of Thread.latest
+    return None if tip is None or tip.head is None else thread._checkpoint(tip, tip.head, tags=())  # noqa: SLF001
 
 
 def _queries(ops: list[Op]) -> list[str]:
