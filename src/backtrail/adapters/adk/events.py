@@ -118,7 +118,7 @@ def event_data(event: Any) -> dict[str, Any]:
     try:
         raw = json.loads(event.model_dump_json(exclude_none=True))
         raw.setdefault("actions", {})["state_delta"] = delta
-        Event.model_validate_json(json.dumps(raw))
+        Event.model_validate(raw)  # as it is read back
     except (ValueError, RecursionError) as error:
         raise Invalid(f"the event cannot be kept as JSON: {error}", code="invalid.value", path="event") from error
     parts = [part for part in (raw.get("content") or {}).get("parts") or () if isinstance(part, dict)]
@@ -141,7 +141,7 @@ def event_data(event: Any) -> dict[str, Any]:
 def event_of(message: dict[str, Any]) -> Event:
     """Return the event of a message."""
     try:
-        return Event.model_validate_json(json.dumps(message["raw"]))
+        return Event.model_validate(message["raw"])
     except (KeyError, ValueError) as error:
         raise Corrupt(f"an event of ADK cannot be read: {error}", code="corrupt.state") from error
 
