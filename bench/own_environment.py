@@ -13,7 +13,7 @@ import venv
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.clock import Cost
 from bench.figures import Figure
@@ -45,7 +45,7 @@ def measured(module: str, needs: list[str], directory: Path, scale: Scale) -> Co
     return _read(json.loads((stores / _RESULTS).read_text()))
 
 
-def _read(data: dict[str, list[dict[str, object]]]) -> Compared:
+def _read(data: dict[str, Any]) -> Compared:
     sides = [
         Side(
             name=each["name"],
@@ -53,7 +53,7 @@ def _read(data: dict[str, list[dict[str, object]]]) -> Compared:
             taken=[Cost(*cost) for cost in each["taken"]],
             bytes={int(turns): size for turns, size in each["bytes"].items()},
             reads=each["reads"],
-            races={what: Race(*race) for what, race in each["races"].items()},
+            races={what: Race(*counts, tuple(errors)) for what, (*counts, errors) in each["races"].items()},
         )
         for each in data["sides"]
     ]
