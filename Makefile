@@ -29,7 +29,7 @@ help:
 	@echo "make aio       make backtrail.aio from the synchronous code again"
 	@echo "make cli-docs  make docs/cli.md from the commands again"
 	@echo "make bench     measure, beside LangGraph's savers (ARGS=--quick takes a minute or two)"
-	@echo "make bench-peers  the same chat kept by LangGraph's savers, OpenAI's sessions and ours, side by side"
+	@echo "make bench-peers  the same chat kept by the frameworks' own stores and by ours, side by side"
 	@echo "make torture   the long reliability runs"
 	@echo "make clean     remove .venv, builds and caches"
 
@@ -42,7 +42,7 @@ test: $(TEST)
 
 test-frameworks: $(TEST) $(BENCH)
 	$(PY) tools/test_frameworks.py
-	$(PY) -m pytest -m torture -q -s tests/adapters/test_adk.py
+	$(PY) -m pytest -m torture -q -s tests/adapters/test_adk.py tests/adapters/test_strands.py
 
 lint: $(LINT)
 	$(PY) -m ruff check .

@@ -1,6 +1,6 @@
 """`make bench-peers`: one chat, kept by the stores that frameworks bring along and by ours, side by side.
 
-    make bench-peers                              all of it: some seven minutes, and 6 GB in a temporary directory
+    make bench-peers                              all of it: about half an hour, and 6 GB in a temporary directory
     make bench-peers ARGS=--quick                 100 turns instead of 1,000
     make bench-peers ARGS="--only langgraph"      one framework
 
@@ -15,10 +15,11 @@ import json
 import shutil
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import machine, plot, report, server
+from bench import machine, own_environment, plot, report, server
 from bench.__main__ import run
 from bench.figures import Figure
 from bench.sides import FULL, QUICK, Compared
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from bench.sides import Scale, Side
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = (*machine.PACKAGES, "langchain-core", "openai-agents", "sqlalchemy", "aiosqlite")
+PACKAGES = (*machine.PACKAGES, "langchain-core", "openai-agents", "pydantic-ai-slim", "sqlalchemy", "aiosqlite")
 BEGIN = "<!-- figures: written by `make bench-peers ARGS=--write-docs` -->"
 TURNS = "turns of two messages of 1 KB"
 TITLES = {"ms": "Milliseconds per turn", "bytes": "Bytes on disk after so many turns"}
@@ -70,8 +71,42 @@ def openai(directory: Path, scale: Scale) -> Compared:
     return _measured(sessions, directory, scale)
 
 
-GROUPS: dict[str, Callable[[Path, Scale], Compared]] = {"langgraph": langgraph, "openai": openai}
-NAMES = {"langgraph": "LangGraph", "openai": "OpenAI Agents"}
+def memories(directory: Path, scale: Scale) -> Compared:
+    """LangGraph's long-term memory."""
+    try:
+        from bench.memories import memories as measure  # noqa: PLC0415 - extras
+    except ImportError as error:
+        return Compared([Figure("SqliteStore / BacktrailStore", None, note=str(error))])
+    return measure(directory, None, scale)
+
+
+def pydantic_ai(directory: Path, scale: Scale) -> Compared:
+    """The conversations of Pydantic AI."""
+    try:
+        from bench.pydantic_conversations import conversations  # noqa: PLC0415 - extras
+    except ImportError as error:
+        return Compared([Figure("BacktrailConversationStore", None, note=str(error))])
+    return conversations(directory, None, scale)
+
+
+ADK = ["google-adk==2.13.0", "aiosqlite", "sqlalchemy[asyncio]"]
+STRANDS = ["strands-agents==1.62.0"]
+GROUPS: dict[str, Callable[[Path, Scale], Compared]] = {
+    "langgraph": langgraph,
+    "memories": memories,
+    "openai": openai,
+    "pydantic-ai": pydantic_ai,
+    "adk": partial(own_environment.measured, "adk_sessions", ADK),
+    "strands": partial(own_environment.measured, "strands_sessions", STRANDS),
+}
+NAMES = {
+    "langgraph": "LangGraph",
+    "memories": "LangGraph's long-term memory",
+    "openai": "OpenAI Agents",
+    "pydantic-ai": "Pydantic AI",
+    "adk": "Google ADK",
+    "strands": "Strands",
+}
 
 
 # -- told -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import gc
 import random
 import statistics
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from bench.figures import Figure, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 ORDER = 7
 """The seed of the order in which turns are taken."""
@@ -97,6 +98,22 @@ class Chat(Protocol):
 
     def close(self) -> None:
         """Close the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """A chat of calls: a function that takes a turn, one for the size, and reads."""
+
+    name: str
+    turns: int
+    turn: Callable[[int], Any]
+    size: Callable[[], int] | None = None
+    reads: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    races: dict[str, Callable[[], Race]] = field(default_factory=dict)
+    note: str = ""
+
+    def close(self) -> None:
+        """Do nothing: the owner of the store closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +248,28 @@ def turns_at(ours: Side, theirs: Side, scale: Scale, marks: dict[int, dict[str, 
             name = f"{ours.name} / {theirs.name}: a turn at {length:,}"
             figures.append(Figure(name, one / other, samples=min(scale.window, length // 2), **marks.get(length, {})))
     return figures
+
+
+SHORT, LONG = {"gate": 1.5}, {"gate": 1.0}
+
+
+def turns_of(theirs: Side, ours: Side, scale: Scale) -> list[Figure]:
+    """Hold a turn with ours against one with theirs: at most 1.5 times theirs at 10 turns, less at 1,000. With CPU."""
+    marks = {10: SHORT, 1_000: LONG} if scale.turns == FULL.turns else {}
+    figures = []
+    for length in scale.lengths:
+        window = min(scale.window, length // 2)
+        if len(theirs.taken) < length or len(ours.taken) < length:
+            continue
+        one, other = ([cost.cpu for cost in side.taken[length - window : length]] for side in (ours, theirs))
+        (figure,) = turns_at(ours, theirs, replace(scale, lengths=(length,)), marks)
+        figures.append(replace(figure, cpu=statistics.median(one) / max(statistics.median(other), 1e-9)))
+    return figures
+
+
+def size_of(directory: Path) -> int:
+    """Return how many bytes the files of a directory have."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def share(alone: Side, side: Side) -> Figure:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import math
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -20,15 +21,16 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.models import BaseLlm, LlmResponse
 from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
+from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 
 import backtrail
 from backtrail import Invalid, Message, NotFound
-from backtrail.adapters.adk import BacktrailSessionService
+from backtrail.adapters.adk import BacktrailSessionService, check_database, import_database
 from tests.project.test_docs import ROOT, run
-from tests.support.commands import good
+from tests.support.commands import bad, good
 from tests.support.places import in_memory
 from tests.support.servers import place
 
@@ -388,6 +390,107 @@ def test_a_process_killed_in_a_tool_leaves_what_had_finished(tmp_path):
             assert events[-1].content.parts[0].text == "I heard go on"
 
     asyncio.run(main())
+
+
+# -- imports ------------------------------------------------------------------------------------------------
+
+
+def services(path):
+    return {
+        "database": lambda: DatabaseSessionService(f"sqlite+aiosqlite:///{path}"),
+        "sqlite": lambda: SqliteSessionService(str(path)),
+    }
+
+
+def change(path, statement, *values):
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement, values)
+
+
+async def fill(theirs):
+    """Fill a database as agents do."""
+    state = {"own": 1, "n": 0, "user:name": "Ann", "app:version": 1}
+    one = await theirs.create_session(**ONE, state=state)
+    for number in range(3):
+        delta = {"n": number, "user:n": number} if number else {}
+        event = said(f"{number} é", delta=delta, timestamp=1_700_000_000.5 + 60 * number, id=f"e{number}")
+        await theirs.append_event(one, event)
+    part = types.Part(inline_data=types.Blob(data=b"\xff\0", mime_type="image/png"))
+    await theirs.append_event(one, Event(author="m", content=types.Content(parts=[part]), timestamp=1_700_000_300.0))
+    await theirs.create_session(app_name="app", user_id="bob", session_id="b", state={"x": [1]})
+    await theirs.create_session(app_name="app/2", user_id="ann", session_id="one")
+
+
+def comparable(session):
+    return session.model_dump(exclude={"last_update_time"})
+
+
+@pytest.mark.parametrize("kind", ["database", "sqlite"])
+def test_sessions_of_their_services_come_over(tmp_path, store, kind):
+    path = tmp_path / "adk.sqlite"
+    make = services(path)[kind]
+    keys = [ONE, {"app_name": "app", "user_id": "bob", "session_id": "b"}, {**ONE, "app_name": "app/2"}]
+
+    async def same():
+        theirs, ours = make(), BacktrailSessionService(store)
+        for key in keys:
+            assert comparable(await ours.get_session(**key)) == comparable(await theirs.get_session(**key))
+        assert await ours.get_user_state(**ANN) == {"name": "Ann", "n": 2}
+
+    asyncio.run(fill(make()))
+    report = import_database(path, store)
+    assert (report.sessions, report.messages, report.skipped) == (3, 4, ())
+    asyncio.run(same())
+    thread = store.conversations.thread(BacktrailSessionService.conversation_id(**ONE))
+    times = [checkpoint.created_at.timestamp() for checkpoint in thread.history()]
+    assert times[1:5] == [1_700_000_000.5, 1_700_000_060.5, 1_700_000_120.5, 1_700_000_300.0]
+    there = len(list(store.activity()))
+    again = import_database(path, store)
+    assert (again.sessions, again.messages, again.skipped) == (3, 0, ())
+    assert len(list(store.activity())) == there
+
+    async def more():
+        theirs, ours = make(), BacktrailSessionService(store)
+        await theirs.append_event(await theirs.get_session(**ONE), said("more", delta={"n": 9}))
+        assert import_database(path, store).messages == 1
+        assert comparable(await ours.get_session(**ONE)) == comparable(await theirs.get_session(**ONE))
+        session = await ours.get_session(**ONE)
+        await ours.append_event(session, said("here"))
+        forked = await ours.fork(**ONE, at="e0")
+        assert (forked.state["own"], texts(forked)) == (1, ["0 é"])
+        assert import_database(path, store).skipped == ()
+        await theirs.append_event(await theirs.get_session(**ONE), said("there", delta={"user:n": 7}))
+        skipped = import_database(path, store).skipped
+        assert [each.thread_id for each in skipped] == ["app/ann/one", "the state of app and ann"]
+        assert "both in the store and in the file" in skipped[0].reason
+        assert (await ours.get_session(**ONE)).events[-1].content.parts[0].text == "here"
+
+    asyncio.run(more())
+
+
+def test_damaged_sessions_and_other_files_are_not_imported(tmp_path, memory):
+    path = tmp_path / "adk.sqlite"
+    asyncio.run(fill(services(path)["sqlite"]()))
+    change(path, "UPDATE events SET event_data = '{broken' WHERE id = 'e1'")
+    change(path, "UPDATE sessions SET state = '[]' WHERE id = 'b'")
+    report = import_database(path, memory)
+    assert sorted(each.thread_id for each in report.skipped) == ["app/ann/one", "app/bob/b"]
+    assert (report.sessions, report.messages) == (1, 0)
+    assert len(list(memory.threads(kind="conversation"))) == 1
+    change(path, "ALTER TABLE events RENAME COLUMN event_data TO actions")
+    for call in (lambda: import_database(path, memory), lambda: check_database(path)):
+        with pytest.raises(Invalid, match="adk migrate session"):
+            call()
+    (tmp_path / "text").write_text("nothing")
+    with pytest.raises(Invalid, match="not an SQLite file"):
+        import_database(tmp_path / "text", memory)
+
+
+def test_the_command_line_imports_and_names_the_format(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKTRAIL_URL", f"sqlite:///{tmp_path / 'into.db'}")
+    asyncio.run(fill(services(tmp_path / "adk.sqlite")["database"]()))
+    assert "--from adk" in bad(2, "import", tmp_path / "adk.sqlite")
+    assert "3 sessions, 4 messages, 0 skipped" in good("import", tmp_path / "adk.sqlite", "--from", "adk").out
 
 
 # -- the page and the example -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Databases of LangGraph's SqliteSaver, taken over: what one saver gives, the other gives."""
+"""Databases of LangGraph's SqliteSaver and PostgresSaver, taken over: what one saver gives, the other gives."""
 
 import contextlib
 import datetime as dt
@@ -17,8 +17,10 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import ormsgpack
+import psycopg
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -27,7 +29,8 @@ from pydantic import BaseModel
 
 import backtrail
 from backtrail import Corrupt, Invalid, NotFound
-from backtrail.adapters.langgraph import BacktrailSaver, import_database
+from backtrail.adapters.langgraph import BacktrailSaver, check_database, import_database
+from tests.support.servers import server
 
 
 class Chat(TypedDict, total=False):
@@ -67,6 +70,19 @@ def path(tmp_path):
     return tmp_path / "langgraph.sqlite"
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request, path):
+    """A path, or a URL whose connections use a schema of their own."""
+    if request.param == "sqlite":
+        yield path
+        return
+    schema = f"saver_{uuid.uuid4().hex[:16]}"
+    server().execute(f"CREATE SCHEMA {schema}")
+    url = server().url
+    yield f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}"
+    server().drop_schema(schema)
+
+
 @pytest.fixture
 def store():
     with backtrail.open("memory://") as store:
@@ -75,6 +91,11 @@ def store():
 
 @contextlib.contextmanager
 def saver_at(path):
+    if isinstance(path, str):
+        with PostgresSaver.from_conn_string(path) as saver:
+            saver.setup()
+            yield saver
+        return
     with SqliteSaver.from_conn_string(str(path)) as saver:
         yield saver
 
@@ -185,6 +206,15 @@ def talk(path):
     return ["chat", "asked", "answered", "nested|odd\\id", "failed"]
 
 
+def contents(database):
+    """All that a database holds."""
+    if not isinstance(database, str):
+        return database.read_bytes()
+    with psycopg.connect(database) as connection:
+        tables = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+        return [connection.execute(f"SELECT t::text FROM {table} t ORDER BY 1").fetchall() for table in tables]
+
+
 def rows_of(store):
     return {
         kind: [(each.id, each.checkpoints, each.head_id) for each in store.threads(kind=kind)]
@@ -192,29 +222,29 @@ def rows_of(store):
     }
 
 
-def test_import_matches_sqlite_saver_and_is_idempotent(path, tmp_path):
-    threads = talk(path)
-    before = path.read_bytes()
+def test_import_matches_their_saver_and_is_idempotent(database, tmp_path):
+    threads = talk(database)
+    before = contents(database)
     with backtrail.open(tmp_path / "s.db") as store:
         counts = []
         with pytest.raises(backtrail.Invalid, match="progress"):
-            import_database(path, store, progress=5)
+            import_database(database, store, progress=5)
         assert list(store.threads()) == []
-        report = import_database(path, store, progress=lambda what, count: counts.append((what, count)))
+        report = import_database(database, store, progress=lambda what, count: counts.append((what, count)))
         assert report.skipped == ()
         assert report.threads == len(threads)
         assert counts == [("threads", n + 1) for n in range(len(threads))]
         there = rows_of(store)
-        again = import_database(path, store)
+        again = import_database(database, store)
         assert (again.threads, again.checkpoints, again.skipped) == (len(threads), 0, ())
         assert rows_of(store) == there
-        assert path.read_bytes() == before
-        assert report.checkpoints == assert_same(path, store, threads) > 25
+        assert contents(database) == before
+        assert report.checkpoints == assert_same(database, store, threads) > 25
 
 
-def test_graph_continues_after_import(path, store):
-    talk(path)
-    import_database(path, store)
+def test_graph_continues_after_import(database, store):
+    talk(database)
+    import_database(database, store)
     graph = asking().compile(checkpointer=BacktrailSaver(store))
     assert [each.interrupts[0].value for each in graph.get_state(at("asked")).tasks if each.interrupts] == ["how many?"]
     graph.invoke(Command(resume=3), at("asked"))
@@ -224,38 +254,38 @@ def test_graph_continues_after_import(path, store):
     assert {1, "soon"} <= set(done["notes"])
 
 
-def test_second_import_adds_new_checkpoints(path, store):
-    threads = talk(path)
-    first = import_database(path, store)
-    with saver_at(path) as saver:
+def test_second_import_adds_new_checkpoints(database, store):
+    threads = talk(database)
+    first = import_database(database, store)
+    with saver_at(database) as saver:
         chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("more")]}, at("chat"))
         asking().compile(checkpointer=saver).invoke(Command(resume=3), at("asked"))
         chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("new")]}, at("new"))
-        second = import_database(path, store)  # what is in the WAL comes, too
+        second = import_database(database, store)  # what is in the WAL comes, too
     assert second.skipped == ()
     assert second.threads == len(threads) + 1
-    assert first.checkpoints + second.checkpoints == assert_same(path, store, [*threads, "new"])
+    assert first.checkpoints + second.checkpoints == assert_same(database, store, [*threads, "new"])
 
 
-def test_diverged_thread_is_skipped(path, store):
-    talk(path)
-    import_database(path, store)
+def test_diverged_thread_is_skipped(database, store):
+    talk(database)
+    import_database(database, store)
     graph = chatting().compile(checkpointer=BacktrailSaver(store))
     graph.invoke({"messages": [HumanMessage("here")]}, at("chat"))
     there = rows_of(store)
-    with saver_at(path) as saver:
+    with saver_at(database) as saver:
         saver.put_writes(saver.get_tuple(at("chat")).config, [("notes", ["late"])], "task")
-    assert import_database(path, store).skipped == ()
+    assert import_database(database, store).skipped == ()
     assert rows_of(store) == there
-    with saver_at(path) as saver:
+    with saver_at(database) as saver:
         chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("there")]}, at("chat"))
-    (skipped,) = import_database(path, store).skipped
+    (skipped,) = import_database(database, store).skipped
     assert skipped.thread_id == "chat"
     assert "both in the store and in the file" in skipped.reason
     assert rows_of(store) == there
 
 
-def test_values_of_all_kinds_are_imported(path, store):
+def test_values_of_all_kinds_are_imported(database, store):
     plan = Plan("Faro", Hotel(name="Sol", place=Place.NORTH), [Leg("a", "b")])
     values = {
         "plan": plan,
@@ -268,31 +298,31 @@ def test_values_of_all_kinds_are_imported(path, store):
         "none": None,
     }
     graph = StateGraph(Chat).add_node("n", lambda _: {"plan": values}).add_edge(START, "n")
-    with saver_at(path) as saver:
+    with saver_at(database) as saver:
         graph.compile(checkpointer=saver).invoke({"messages": []}, at())
         saver.put_writes(
             saver.get_tuple(at()).config, [("plan", None), ("raw", b"raw"), ("more", bytearray(b"x"))], "task"
         )
-    report = import_database(path, store, types=[Plan])  # the others are in its annotations
+    report = import_database(database, store, types=[Plan])  # the others are in its annotations
     assert report.skipped == ()
-    assert_same(path, store, ["t"], [Plan])
+    assert_same(database, store, ["t"], [Plan])
     found = BacktrailSaver(store, types=[Plan]).get_tuple(at()).checkpoint["channel_values"]["plan"]
     assert found["plan"] == plan
     assert type(found["plan"].hotel) is Hotel
 
 
-def test_unnamed_class_skips_only_its_thread(path, store):
-    with saver_at(path) as saver:
+def test_unnamed_class_skips_only_its_thread(database, store):
+    with saver_at(database) as saver:
         chatting().compile(checkpointer=saver).invoke({"messages": []}, at("good"))
         graph = StateGraph(Chat).add_node("n", lambda _: {"plan": [Unnamed(1)]}).add_edge(START, "n")
         graph.compile(checkpointer=saver).invoke({"messages": []}, at("bad"))
-    report = import_database(path, store)
+    report = import_database(database, store)
     assert [each.thread_id for each in report.skipped] == ["bad"]
     assert "Unnamed" in report.skipped[0].reason
     assert [each.id for each in store.threads()] == ["good"]
     assert list(store.threads(kind="aside", prefix="bad")) == []
-    assert import_database(path, store, types=[Unnamed]).skipped == ()
-    assert_same(path, store, ["good", "bad"], [Unnamed])
+    assert import_database(database, store, types=[Unnamed]).skipped == ()
+    assert_same(database, store, ["good", "bad"], [Unnamed])
 
 
 class Evil:
@@ -480,3 +510,32 @@ def test_checkpoint_without_time_gets_the_current_time(path, store):
         connection.execute("UPDATE checkpoints SET checkpoint = without(checkpoint)")
     assert import_database(path, store).skipped == ()
     assert {each.created_at.date() for each in store.thread("a").history()} == {dt.datetime.now(dt.UTC).date()}
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_checkpoints_of_postgres_keep_their_times_and_old_sends(database, store):
+    with saver_at(database) as saver:
+        with pytest.raises(ValueError, match="one fails"):
+            spreading().compile(checkpointer=saver).invoke({"messages": [HumanMessage("hi")]}, at())
+        stamps = sorted(dt.datetime.fromisoformat(each.checkpoint["ts"]) for each in saver.list(at()))
+        tip = saver.get_tuple(at())
+        parent = tip.parent_config["configurable"]
+        saver.put_writes({"configurable": parent}, [("__pregel_tasks", Send("one", {"notes": [7]}))], "old")
+    with psycopg.connect(database) as connection:  # as LangGraph stored sends before its version 0.5
+        connection.execute("""UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{v}', '3')""")
+    assert import_database(database, store).skipped == ()
+    assert sorted(each.created_at for each in store.thread("t").history(everything=True)) == stamps
+    with saver_at(database) as saver:
+        assert plain(BacktrailSaver(store).get_tuple(at())) == plain(saver.get_tuple(at()))
+        assert Send("one", {"notes": [7]}) in saver.get_tuple(at()).checkpoint["channel_values"]["__pregel_tasks"]
+
+
+def test_other_databases_of_postgres_are_refused(store):
+    with pytest.raises(Invalid, match="tables are missing"):
+        import_database(server().url, store)
+    with pytest.raises(Invalid, match="tables are missing"):
+        check_database(server().url)
+    with pytest.raises(NotFound) as error:
+        import_database("postgresql://ann:secret@127.0.0.1:1/nowhere", store)
+    assert "secret" not in str(error.value)
+    assert list(store.threads()) == []

@@ -1,7 +1,9 @@
 """`BacktrailStore`, LangGraph's long-term memory: its interface, and the history of items."""
 
 import asyncio
+import contextlib
 import datetime as dt
+import random
 import signal
 import subprocess
 import sys
@@ -486,3 +488,123 @@ def test_a_process_killed_in_a_node_leaves_what_was_put(tmp_path):
     with BacktrailStore(url) as store:
         assert remembering(store, recall).invoke({"text": ""}) == {"text": "Lisbon"}
         assert asyncio.run(remembering(store, recall).ainvoke({"text": ""})) == {"text": "Lisbon"}
+
+
+# -- calls that are done together -----------------------------------------------------------------------
+
+
+def test_calls_of_one_round_are_one_write(backing):
+    async def main():
+        store = BacktrailStore(backing)
+        await asyncio.gather(*(store.aput(("a",), f"k{number}", {"n": number}) for number in range(50)))
+        assert len(list(store.thread(("a",)).history())) == 1
+        answers = await asyncio.gather(
+            store.aput(("a",), "k1", {"n": "first"}),
+            store.aget(("a",), "k1"),
+            store.asearch(("a",), limit=1, filter={"n": 2}),
+            store.alist_namespaces(),
+            store.aput(("a",), "k1", {"n": "last"}),
+            store.adelete(("a",), "k3"),
+        )
+        assert answers[1].value == {"n": 1}  # reads come first
+        assert (keys(answers[2]), answers[3]) == (["k2"], [("a",)])
+        assert store.get(("a",), "k1").value == {"n": "last"}
+        assert store.get(("a",), "k3") is None
+        many = await asyncio.gather(*(store.aget(("a",), f"k{number % 50}") for number in range(300)))
+        assert [item and item.value["n"] for item in many[:5]] == [0, "last", 2, None, 4]
+
+    asyncio.run(main())
+
+
+def test_equal_reads_of_one_round_share_no_value(memory):
+    async def main():
+        await memory.aput(("a",), "k", {"list": []})
+        items = await asyncio.gather(*(memory.aget(("a",), "k") for _ in range(3)), memory.asearch(("a",)))
+        items[0].value["list"].append(1)
+        assert [item.value for item in items[1:3]] == [{"list": []}] * 2
+        assert values(items[3]) == [{"list": []}]
+
+    asyncio.run(main())
+
+
+def test_a_refused_call_does_not_harm_the_others(memory):
+    async def main():
+        work = [memory.aput(("a",), "good", {"n": 1}), memory.aput(("b",), "bad", {"f": object()})]
+        work += [memory.aget(("a",), "x"), memory.aput(("c",), "good", {"n": 2}), memory.aput((), "k", {})]
+        ends = await asyncio.gather(*work, return_exceptions=True)
+        assert [isinstance(end, Exception) for end in ends] == [False, True, False, False, True]
+        assert isinstance(ends[1], Invalid)
+        assert memory.list_namespaces() == [("a",), ("c",)]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_leaves_the_others(memory):
+    async def main():
+        tasks = [asyncio.create_task(memory.aput(("a",), f"k{number}", {})) for number in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(end, BaseException) for end in ends] == [False, True, False]
+        assert {"k0", "k2"} <= set(keys(memory.search(("a",))))
+
+    asyncio.run(main())
+
+
+def test_a_dropped_transaction_leaves_no_items_behind(backing):
+    store = BacktrailStore(backing)
+    store.put(("a",), "k", {"n": 0})
+
+    def dropped():
+        with backing.transaction():
+            store.put(("a",), "k", {"n": "dropped"})
+            assert values(store.search(("a",))) == [{"n": "dropped"}]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        dropped()
+    store.put(("a",), "k", {"n": 1})  # the checkpoint may get the number of the dropped one
+    assert values(store.search(("a",))) == [{"n": 1}]
+
+    async def main():
+        with pytest.raises(KeyError):
+            async with store.store.transaction():
+                await store.aput(("a",), "k", {"n": "dropped"})
+                assert values(await store.asearch(("a",))) == [{"n": "dropped"}]
+                raise KeyError
+        assert values(await store.asearch(("a",))) == [{"n": 1}]
+
+    asyncio.run(main())
+
+
+def test_searches_between_changes_find_the_same_as_a_new_store(backing):
+    """A search reads only what changed since the last one: puts, deletions, undo, rewinds, pruning, edits by hand."""
+    rng = random.Random(3)
+    store = BacktrailStore(backing)
+    thread = store.thread(("a",))
+    store.batch([PutOp(("a",), f"k{number}", {"n": number}) for number in range(60)])
+    for number in range(80):
+        for _ in range(rng.choice([1, 1, 1, 2, 3])):
+            key = f"k{rng.randrange(70)}"
+            action = rng.choice(["put", "put", "put", "delete", "undo", "rewind", "prune", "by hand", "batch"])
+            if action == "put":
+                store.put(("a",), key, {"n": f"{number} {key}"})
+            elif action == "delete":
+                store.delete(("a",), key)
+            elif action == "undo":
+                with contextlib.suppress(NotFound):
+                    store.undo(("a",), key)
+            elif action == "rewind":
+                thread.rewind(rng.choice(list(thread.history())[-5:]).id)
+            elif action == "prune":
+                thread.prune(keep_last=3)
+            elif action == "by hand":
+                item = thread.latest().get(("items", "k0"), None)
+                if item is not None:
+                    thread.edit(
+                        lambda editor, item=item: editor.set(("items", "k0"), {**item, "value": {"by": "hand"}})
+                    )
+            else:
+                store.batch([PutOp(("a",), f"k{at}", {"n": number}) for at in range(rng.choice([2, 30]))])
+        fresh = BacktrailStore(backing)
+        assert store.search(("a",), limit=100) == fresh.search(("a",), limit=100), number

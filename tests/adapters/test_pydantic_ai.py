@@ -438,6 +438,8 @@ def test_a_conversation_of_another_framework_is_left_alone(memory):
             with pytest.raises(Conflict, match=owner):
                 await saved(kept, name, "a")
             await kept.delete(name)  # there is none of this store
+            with pytest.raises(ConversationConflict):
+                await kept.delete_record(name, expected_revision="any")
         assert await kept.list_conversations() == []
         await saved(kept, "e", "a")
         assert await BacktrailConversationStore(memory, agent="other").load("e") is None
@@ -530,6 +532,52 @@ def test_a_save_in_the_middle_of_a_deletion_is_kept(memory, monkeypatch):
 
     asyncio.run(main())
     assert calls
+
+
+def test_a_save_after_the_check_of_a_deletion_is_kept(memory, monkeypatch):
+    real, calls = backtrail.Thread.delete, []
+
+    async def save(conversation):
+        await BacktrailConversationStore(memory).save(conversation)
+
+    async def main():
+        kept = BacktrailConversationStore(memory)
+        loaded = await saved(kept, "c", "start")
+        revision = loaded.revision
+        loaded.messages.append(asked("meanwhile"))
+
+        def delete(thread):
+            if not calls:
+                calls.append(thread)
+                with ThreadPoolExecutor() as pool:  # outside of the deletion's transaction
+                    pool.submit(asyncio.run, save(loaded)).result()
+            return real(thread)
+
+        monkeypatch.setattr(backtrail.Thread, "delete", delete)
+        with pytest.raises(ConversationConflict):
+            await kept.delete_record("c", expected_revision=revision)
+        assert len((await kept.load("c")).messages) == 3
+
+    asyncio.run(main())
+    assert calls
+
+
+def test_a_deletion_in_the_middle_of_a_deletion_is_a_conflict(memory, monkeypatch):
+    async def main():
+        kept = BacktrailConversationStore(memory)
+        revision = (await saved(kept, "c", "start")).revision
+        real = kept._stored_record
+
+        def stored(thread):
+            record = real(thread)
+            memory.conversations.delete("c")
+            return record
+
+        monkeypatch.setattr(kept, "_stored_record", stored)
+        with pytest.raises(ConversationConflict):
+            await kept.delete_record("c", expected_revision=revision)
+
+    asyncio.run(main())
 
 
 def test_undo_takes_a_turn_back(memory):

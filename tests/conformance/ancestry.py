@@ -151,7 +151,7 @@ class Ancestry(Suite):
     def test_pruned_fork_finds_an_older_ancestor_with_the_label_of_its_source(
         self, store: Store, collected: bool
     ) -> None:
-        first = [store.thread("a").save({"n": n}, label="same", tags=["word"]) for n in (1, 2)][0]
+        first, _ = [store.thread("a").save({"n": n}, label="same", tags=["word"]) for n in (1, 2)]
         fork = store.thread("a").fork("b")
         fork.save({"n": 3})
         fork.prune(keep_last=1, keep_tagged=False)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import sys
+import types
 import uuid
 import warnings
 import xml.etree.ElementTree as ET
@@ -23,7 +24,7 @@ from tests.support import servers
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # `python -m bench.frameworks` finds the package there, too
 
-from bench import frameworks, report, server, sides  # noqa: E402
+from bench import frameworks, own_environment, report, server, sides  # noqa: E402
 from bench.clock import Cost  # noqa: E402
 from bench.figures import Figure  # noqa: E402
 from bench.place import Place  # noqa: E402
@@ -302,7 +303,15 @@ def test_incomplete_run_is_not_put_into_the_docs(tmp_path, monkeypatch):
     assert not (tmp_path / "docs").exists()
 
 
-@pytest.mark.parametrize(("group", "module"), [("langgraph", "bench.graphs"), ("openai", "bench.agent_sessions")])
+@pytest.mark.parametrize(
+    ("group", "module"),
+    [
+        ("langgraph", "bench.graphs"),
+        ("openai", "bench.agent_sessions"),
+        ("memories", "bench.memories"),
+        ("pydantic-ai", "bench.pydantic_conversations"),
+    ],
+)
 def test_without_a_framework_its_group_says_so(group, module, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     (figure,) = frameworks.GROUPS[group](tmp_path, TINY).figures
@@ -330,3 +339,32 @@ def test_the_json_has_what_the_page_says():
         assert f"| `sides[].{key}` |" in page
     assert page.count(frameworks.BEGIN) == page.count(report.END) == 1
     assert f"one framework: {', '.join(frameworks.GROUPS)}\n" in page
+
+
+# -- the groups of other frameworks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["memories", "pydantic-ai"])
+def test_a_group_compares_all_its_sides(tmp_path, group):
+    needs("bench.memories" if group == "memories" else "bench.pydantic_conversations")
+    found = frameworks.GROUPS[group](tmp_path, TINY)
+    assert len(found.sides) == 3
+    assert all(len(side.taken) == TINY.turns for side in found.sides)
+    assert all(side.bytes[TINY.turns] > 0 for side in found.sides[1:])
+    assert any("a turn at 4" in figure.name for figure in found.figures)
+    assert all(figure.value > 0 for figure in found.figures)
+
+
+def test_an_environment_that_cannot_be_made_is_told(tmp_path):
+    found = own_environment.measured("adk_sessions", ["no-such-package-anywhere==1"], tmp_path, sides.QUICK)
+    assert found.figures[0].value is None
+    assert found.figures[0].note
+
+
+def test_results_of_another_environment_come_back_whole(tmp_path, monkeypatch):
+    side = sides.Side("a", "note", [Cost(1.0, 0.5)], {1: 7}, {"read": 0.5}, {"race": sides.Race(1, 2, 3, ("E",))})
+    found = sides.Compared([Figure("f", 1.5, cpu=2.0, gate=1.5)], sides=[side])
+    module = types.SimpleNamespace(measured=lambda directory, scale: found)
+    monkeypatch.setattr(own_environment, "import_module", lambda name: module)
+    own_environment.main("any", str(tmp_path), "quick")
+    assert own_environment._read(json.loads((tmp_path / "results.json").read_text())) == found

@@ -10,5 +10,6 @@ except ImportError as error:
     raise missing_extra("adk", error) from error
 
 from backtrail.adapters.adk.session_service import BacktrailSessionService
+from backtrail.adapters.adk.sqlite_import import check_database, import_database
 
-__all__ = ["BacktrailSessionService"]
+__all__ = ["BacktrailSessionService", "check_database", "import_database"]

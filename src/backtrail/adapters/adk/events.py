@@ -10,20 +10,18 @@ import datetime as dt
 import json
 import math
 from typing import Any, Final, NamedTuple, Self
-from urllib.parse import quote
 
 import pydantic
-from blake3 import blake3
 from google.adk.events import Event
 from google.adk.sessions.state import State
 
+from backtrail.adapters.thread_ids import joined_id
 from backtrail.conversations.models import Message, Role, ToolCall
 from backtrail.errors import Corrupt, Invalid
 from backtrail.validation import MAX_ID, check_id, now, to_data
 
 FORMAT: Final = "adk"
 """The `raw_format` of messages that hold an event."""
-_ID_MAX: Final = 400
 
 
 class SessionKey(NamedTuple):
@@ -55,12 +53,6 @@ class SessionKey(NamedTuple):
     def app_thread(self) -> str:
         """The id of the thread with the state of the app."""
         return joined_id("adk-app", self.app_name)
-
-
-def joined_id(kind: str, *parts: str) -> str:
-    """Return an id made of names; a hash stands for very long ones."""
-    text = "/".join(quote(part.encode("utf-8", "surrogatepass"), safe=" @") for part in parts)
-    return f"{kind}:{text}" if len(text) <= _ID_MAX else f"{kind}~{blake3(text.encode()).hexdigest()}"
 
 
 # -- state ------------------------------------------------------------------------------------------
@@ -126,7 +118,7 @@ def event_data(event: Any) -> dict[str, Any]:
     try:
         raw = json.loads(event.model_dump_json(exclude_none=True))
         raw.setdefault("actions", {})["state_delta"] = delta
-        Event.model_validate_json(json.dumps(raw))
+        Event.model_validate(raw)  # as it is read back
     except (ValueError, RecursionError) as error:
         raise Invalid(f"the event cannot be kept as JSON: {error}", code="invalid.value", path="event") from error
     parts = [part for part in (raw.get("content") or {}).get("parts") or () if isinstance(part, dict)]
@@ -149,7 +141,7 @@ def event_data(event: Any) -> dict[str, Any]:
 def event_of(message: dict[str, Any]) -> Event:
     """Return the event of a message."""
     try:
-        return Event.model_validate_json(json.dumps(message["raw"]))
+        return Event.model_validate(message["raw"])
     except (KeyError, ValueError) as error:
         raise Corrupt(f"an event of ADK cannot be read: {error}", code="corrupt.state") from error
 

@@ -23,7 +23,8 @@ from google.adk.sessions.base_session_service import BaseSessionService, GetSess
 from google.adk.sessions.state import State
 
 from backtrail.adapters.adapter_store import AdapterStore, RecentThreads
-from backtrail.adapters.adk.events import Deltas, SessionKey, event_data, event_of, events_among, joined_id, json_state
+from backtrail.adapters.adk.events import Deltas, SessionKey, event_data, event_of, events_among, json_state
+from backtrail.adapters.thread_ids import joined_id
 from backtrail.conversations.models import Conversation, Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.validation import check_id, to_data
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from backtrail import Checkpoint, Editor, Store, Thread, aio
     from backtrail.adapters.adapter_store import StoreSource
 
-_OWN: Final = "@adk"
+OWN: Final = "@adk"
+"""The key of what a session has beside its messages."""
 _MESSAGES: Final = "messages"
 _STATE: Final = "state"
 _MARK: Final = "_storage_update_marker"
@@ -102,7 +104,7 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
             return event
         key = SessionKey.read(session.app_name, session.user_id, session.id)
         message = event_data(event)
-        append = _EventAppend(key, message, getattr(session, _MARK))
+        append = EventAppend(key, message, getattr(session, _MARK))
         work = partial(self._append, key, append)
         await self._adapter_store.write(work, [message["raw"]], surely=True)
         if not append.is_known:
@@ -200,7 +202,7 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         return sorted(sessions, key=lambda each: (each.last_update_time, each.user_id, each.id))
 
     def _session(self, head: Checkpoint[Any], events: list[Event]) -> Session:
-        own = head.get(_OWN)
+        own = head.get(OWN)
         if not isinstance(own, dict):
             raise Corrupt(f"conversation {head.thread_id!r} is not a session of ADK", code="corrupt.state")
         key = SessionKey(*own["key"])
@@ -229,8 +231,8 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         def create(editor: Editor) -> None:
             if editor.exists:
                 raise AlreadyExistsError(f"Session with id {key.session_id} already exists.")
-            own = _own(key, deltas.session, time.time())
-            editor.set((), {**to_data(value), _OWN: own})
+            own = own_data(key, deltas.session, time.time())
+            editor.set((), {**to_data(value), OWN: own})
 
         self._together(key, deltas, create)
         session = self._get(key, None)
@@ -238,7 +240,7 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
             raise SessionNotFoundError(f"Session {key.session_id} not found.")  # deleted at once
         return session
 
-    def _append(self, key: SessionKey, append: _EventAppend) -> None:
+    def _append(self, key: SessionKey, append: EventAppend) -> None:
         self._together(key, append.deltas, append, lambda: append.is_known)
 
     def _together(
@@ -275,7 +277,7 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         if at is not None and at not in ids:
             raise NotFound(f"session {key.session_id!r} has no event {at!r:.100}", code="not_found.message")
         messages = messages if at is None else messages[: ids.index(at) + 1]
-        own = head.get(_OWN)
+        own = head.get(OWN)
         state = dict(own["initial"])
         for message in messages:
             state |= Deltas.of(message["raw"]["actions"]["state_delta"]).session
@@ -293,10 +295,10 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         def create(editor: Editor) -> None:
             if editor.exists:
                 raise AlreadyExistsError(f"Session with id {new.session_id} already exists.")
-            data = _own(new, state, updated)
+            data = own_data(new, state, updated)
             data["initial"] = own["initial"]
             data["ids"] = {message["id"]: number for number, message in enumerate(messages)}
-            editor.set((), {**to_data(value), _OWN: data})
+            editor.set((), {**to_data(value), OWN: data})
 
         self._thread(new).edit(create)
         session = self._get(new, None)
@@ -305,7 +307,7 @@ class BacktrailSessionService(BaseSessionService):  # type: ignore[misc]
         return session
 
 
-class _EventAppend:
+class EventAppend:
     """An edit that appends an event to a session. Each call decides again."""
 
     def __init__(self, key: SessionKey, message: dict[str, Any], expected: str | None) -> None:
@@ -318,7 +320,8 @@ class _EventAppend:
         """Whether the session has the event already: its reply was lost, and it was sent again."""
 
     def __call__(self, editor: Editor) -> None:
-        own = (_OWN, "revision")
+        """Append the event, unless the session has it already; `StaleSessionError` if it is at another revision."""
+        own = (OWN, "revision")
         stored = editor.get(own)
         if not editor.exists or stored is None:
             raise SessionNotFoundError(f"Session {self._key.session_id} not found.")
@@ -331,23 +334,23 @@ class _EventAppend:
                 f"session {self._key.session_id!r} has newer events than this Session object: get the session again"
             )
         self.revision = str(uuid.uuid4())
-        editor.set((_OWN, "ids", self._message["id"]), editor.count(_MESSAGES))
+        editor.set((OWN, "ids", self._message["id"]), editor.count(_MESSAGES))
         editor.append(_MESSAGES, self._message)
         editor.set(own, self.revision)
-        editor.set((_OWN, "updated"), self._message["raw"]["timestamp"])
+        editor.set((OWN, "updated"), self._message["raw"]["timestamp"])
         if self.deltas.session:
-            editor.update((_OWN, _STATE), self.deltas.session)
+            editor.update((OWN, _STATE), self.deltas.session)
         text = self._message["content"]
         if self._message["role"] == "user" and text and editor.get("title") is None:
             editor.set("title", text if len(text) <= _TITLE else text[: _TITLE - 3] + "...")
 
     def _has(self, editor: Editor) -> bool:
-        at = editor.get((_OWN, "ids", self._message["id"]))
+        at = editor.get((OWN, "ids", self._message["id"]))
         raw = None if at is None else editor.get((_MESSAGES, at, "raw"))
         return raw is not None and raw == self._message["raw"]
 
 
-def _own(key: SessionKey, state: dict[str, Any], updated: float) -> dict[str, Any]:
+def own_data(key: SessionKey, state: dict[str, Any], updated: float) -> dict[str, Any]:
     """Return what a session has beside its messages."""
     return {
         "key": list(key),

@@ -10,5 +10,6 @@ except ImportError as error:
     raise missing_extra("claude", error) from error
 
 from backtrail.adapters.claude.session_store import BacktrailSessionStore
+from backtrail.adapters.claude.transcript_import import check_transcripts, import_transcripts
 
-__all__ = ["BacktrailSessionStore"]
+__all__ = ["BacktrailSessionStore", "check_transcripts", "import_transcripts"]

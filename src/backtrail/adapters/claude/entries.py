@@ -162,6 +162,10 @@ class TranscriptEntry(NamedTuple):
         )
         return to_data(value)
 
+    def timestamp(self) -> dt.datetime | None:
+        """Return the time of the entry; None if it has none."""
+        return _parsed_time(self.raw.get("timestamp"))
+
     def _text(self) -> str:
         return next((self.raw[name] for name in _TEXTS if isinstance(self.raw.get(name), str)), "")
 
@@ -194,8 +198,12 @@ def _tokens(inner: Any) -> int | None:
 
 
 def _time(text: Any) -> dt.datetime:
+    return _parsed_time(text) or dt.datetime.now(dt.UTC)
+
+
+def _parsed_time(text: Any) -> dt.datetime | None:
     try:
         time = dt.datetime.fromisoformat(text)
         return (time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
     except (TypeError, ValueError, OverflowError):
-        return dt.datetime.now(dt.UTC)
+        return None

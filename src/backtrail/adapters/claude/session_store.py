@@ -30,7 +30,7 @@ from backtrail.adapters.claude.entries import (
 )
 from backtrail.conversations.models import TITLE_MAX, Conversation
 from backtrail.errors import Conflict, Corrupt, Invalid
-from backtrail.validation import to_data
+from backtrail.validation import now, to_data
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -73,7 +73,7 @@ class BacktrailSessionStore(SessionStore):
         place = TranscriptKey.read(key)
         if not isinstance(entries, list | tuple):
             raise Invalid(f"entries must be a list, not {type(entries).__name__}", code="invalid.argument")
-        append = _EntryAppend(place, entries)
+        append = EntryAppend(place, entries)
         async with self._locks.setdefault((asyncio.get_running_loop(), place.id), asyncio.Lock()):
             if len(entries) > _FEW:
                 await asyncio.to_thread(append.read)
@@ -193,12 +193,15 @@ def _entries(messages: Any) -> list[tuple[int, TranscriptEntry]]:
 # -- appending --------------------------------------------------------------------------------------
 
 
-class _EntryAppend:
+class EntryAppend:
     """An edit that appends entries to a transcript. Each call decides again which entries are new."""
 
-    def __init__(self, key: TranscriptKey, entries: list[Any] | tuple[Any, ...]) -> None:
+    def __init__(
+        self, key: TranscriptKey, entries: list[Any] | tuple[Any, ...], *, created_at: dt.datetime | None = None
+    ) -> None:
         self._key = key
         self._given = entries
+        self._created_at = created_at
         self._batch: list[tuple[TranscriptEntry, dict[str, Any]]] = []
 
     def read(self) -> list[tuple[TranscriptEntry, dict[str, Any]]]:
@@ -209,9 +212,11 @@ class _EntryAppend:
         return self._batch
 
     def __call__(self, editor: Editor) -> None:
+        """Append the entries whose uuid the transcript does not have; create the conversation if it is missing."""
         batch = self.read()
         if not editor.exists:
-            value = Conversation(self._key.owner, id=self._key.id, metadata=self._key.metadata)
+            created = now() if self._created_at is None else self._created_at
+            value = Conversation(self._key.owner, id=self._key.id, metadata=self._key.metadata, created_at=created)
             editor.set((), {**to_data(value), _INDEX: {"uuids": {}, "title": 0}})
         elif editor.get(_RANK) is None:
             self._rebuild_index(editor)

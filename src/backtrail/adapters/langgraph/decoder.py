@@ -20,6 +20,8 @@ import ormsgpack
 from langgraph.checkpoint.serde import jsonplus
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
+from backtrail.adapters.imports import Undecodable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -30,10 +32,6 @@ _PATHS: Final = (pathlib.Path, pathlib.PosixPath, pathlib.WindowsPath)
 _METHODS: Final[dict[tuple[str, ...], Callable[..., Any]]] = {
     ("datetime", "datetime", "fromisoformat"): dt.datetime.fromisoformat
 }
-
-
-class Undecodable(Exception):  # noqa: N818 - named for what happened
-    """The error for a value that cannot be decoded exactly, with the reason."""
 
 
 class SaverDecoder:
@@ -141,10 +139,10 @@ def _model(cls: Any, given: dict[str, Any]) -> Any:
 
 
 def metadata_of(data: Any) -> dict[str, Any]:
-    """Return a checkpoint's metadata from JSON; {} for None."""
+    """Return a checkpoint's metadata from JSON, as text or already parsed; {} for None."""
     if data is None:
         return {}
-    metadata = _from_json(data, None)
+    metadata = data if isinstance(data, dict) else _from_json(data, None)
     if type(metadata) is not dict:
         raise Undecodable("its metadata are damaged: they are not an object")
     return metadata

@@ -35,8 +35,8 @@ from backtrail.adapters.langgraph.config import (
 from backtrail.adapters.langgraph.delta_channels import delta_history
 from backtrail.adapters.langgraph.graph_threads import GraphThreads
 from backtrail.adapters.langgraph.headers import KEY, channel_values, encode_header, read_header
-from backtrail.adapters.langgraph.row_writes import save_checkpoint
 from backtrail.adapters.langgraph.task_writes import GraphTask, save_writes, writes_on
+from backtrail.adapters.row_writes import save_checkpoint
 from backtrail.engine.schema.annotations import reachable
 from backtrail.errors import Conflict, Invalid
 from backtrail.models import MISSING, NEW

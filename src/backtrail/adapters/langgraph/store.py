@@ -4,12 +4,16 @@ A namespace is a thread, whose state has the items by their keys. A put is one c
 and can be taken back. The time at which an item expires is part of the item; a read that puts it off notes that in an
 aside thread, so reads leave no trace in the history.
 
-A search looks at all items of the namespaces below its prefix. Their decoded states are kept in memory and used again
-while their heads are the same.
+A search looks at the items of the namespaces below its prefix, in each the latest first, until it has enough. Their
+decoded states are kept in memory and used again while their heads are the same.
+
+Calls of coroutines that are made in one round of the event loop are done together, as in LangGraph's own stores: first
+all reads, then all puts as one write. Of several puts of one item in one round, the last one counts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import datetime as dt
 import logging
@@ -18,7 +22,8 @@ from collections import OrderedDict
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from langgraph.store.base import (
     BaseStore,
@@ -40,15 +45,18 @@ from langgraph.store.base import validate_op_namespace as check_namespace
 
 from backtrail.adapters.adapter_store import AdapterStore, RecentThreads
 from backtrail.adapters.langgraph import store_items
+from backtrail.adapters.langgraph.store_calls import JoinedCalls
 from backtrail.adapters.langgraph.store_items import StoredItem
 from backtrail.adapters.plain_values import plain_data
+from backtrail.engine.asides import THREAD
+from backtrail.engine.log import checkpoint_id
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.validation import check_count, check_id, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from backtrail import Editor, Thread, aio
+    from backtrail import Checkpoint, Editor, Thread, aio
     from backtrail.adapters.adapter_store import StoreSource
 
 _log: Final = logging.getLogger(__name__)
@@ -64,6 +72,13 @@ _KEYS_MAX: Final = 1_500
 """Characters of keys in the metadata of one checkpoint."""
 _CACHED: Final = 4096
 """Namespaces whose decoded items are kept in memory."""
+_PAGE: Final = 500
+"""Threads that one read of a listing returns."""
+_FRACTION: Final = 10
+"""A namespace is decoded again unless less than this part of its items changed."""
+_FEW: Final = 16
+"""Up to this many reads are made in one thread."""
+_JOBS: Final = 8
 _SWEEP_MINUTES: Final = 5.0
 _OFTEN: Final = 50
 """A read puts the expiry off only if that moves it by more than this part of its time to live."""
@@ -78,6 +93,36 @@ class ItemVersion:
     time: dt.datetime
 
 
+class _Namespace:
+    """The decoded items of a namespace at one head of its thread."""
+
+    def __init__(self, head: Checkpoint[Any], labels: tuple[str, ...], items: dict[str, Any]) -> None:
+        self.head_id = head.id
+        self.step = head.step
+        self.labels = labels
+        self.items = items
+        self.latest = [StoredItem(labels, key, data) for key, data in items.items()]
+        """The items, those that were put last first."""
+        self.latest.sort(key=lambda each: each.updated_at, reverse=True)
+        self.may_expire = any("expires" in data for data in items.values())
+
+    def after(self, head: Checkpoint[Any]) -> _Namespace | None:
+        """Return the items at the next head, of which only those that it changed are read; None if that is unknown."""
+        if head.parent_id != self.head_id or head.step != self.step + 1:
+            return None
+        keys = head.metadata.get(_KEYS)
+        if not isinstance(keys, list) or len(keys) * _FRACTION > len(self.items):
+            return None
+        items = dict(self.items)
+        for key in keys:
+            data = head.get((_ITEMS, key), None)
+            if data is None:
+                items.pop(key, None)
+            else:
+                items[key] = data
+        return _Namespace(head, self.labels, items)
+
+
 @dataclass(frozen=True, slots=True)
 class _Put:
     """A put whose texts are embedded."""
@@ -87,6 +132,15 @@ class _Put:
     value: dict[str, Any] | None
     ttl: float | None
     vectors: list[bytes]
+
+
+class _Call(NamedTuple):
+    """A call of `abatch`."""
+
+    ops: list[Op]
+    asked: dict[str, list[float]]
+    """The vectors of its queries."""
+    puts: list[_Put]
 
 
 class BacktrailStore(BaseStore):
@@ -116,9 +170,10 @@ class BacktrailStore(BaseStore):
         self.embeddings = ensure_embeddings(index["embed"]) if index else None
         fields = (index or {}).get("fields") or (index or {}).get("text_fields") or ["$"]
         self._fields = [(path, _tokens(path)) for path in cast("list[str]", fields)]
-        self._cache: OrderedDict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = OrderedDict()
-        """By thread: the id of its head, its namespace and its items."""
+        self._cache: OrderedDict[str, _Namespace] = OrderedDict()
+        """By thread: its items at the head that was read last."""
         self._lock = threading.Lock()
+        self._joined = JoinedCalls(self._do_calls)
         self._sweeper: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -143,16 +198,77 @@ class BacktrailStore(BaseStore):
         texts, queries = self._texts(listed), _queries(listed)
         embedded = await self.embeddings.aembed_documents(texts) if self.embeddings and texts else []
         asked = {query: await self.embeddings.aembed_query(query) for query in queries} if self.embeddings else {}
-        puts = self._puts(listed, dict(zip(texts, embedded, strict=True)))
-        results: list[Result] = [None] * len(listed)
+        call = _Call(listed, asked, self._puts(listed, dict(zip(texts, embedded, strict=True))))
+        if self._adapter_store.aio._executor.in_transaction:  # noqa: SLF001 - not together with calls of other tasks
+            (answer,) = await self._do_calls([call])
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return await self._joined(call)
+
+    async def _do_calls(self, calls: list[_Call]) -> list[list[Result] | Exception]:
+        """Do calls together: first all reads, then all puts as one write. Return a result or an exception for each."""
         read: list[StoredItem] = []
-        if not all(isinstance(op, PutOp) for op in listed):
-            results = await self._adapter_store.read(partial(self._read, listed, asked, read))
+        answers = await self._read_calls(calls, read)
         if any("expires" in each.data for each in read):
             await self._adapter_store.write(partial(self._refresh, read), [], surely=True)  # in a group with others
-        if puts:
+        writing = [at for at, call in enumerate(calls) if call.puts and not isinstance(answers[at], Exception)]
+        errors = await self._write_calls([calls[at].puts for at in writing])
+        for at, error in zip(writing, errors, strict=True):
+            if error is not None:
+                answers[at] = error
+        return answers
+
+    async def _read_calls(self, calls: list[_Call], read: list[StoredItem]) -> list[list[Result] | Exception]:
+        """Return the results of the reads of calls. Equal reads are made once, in several threads if there are many."""
+        reads: list[tuple[Op, dict[str, list[float]]]] = []
+        known: dict[Any, int] = {}
+        places: list[list[int | None]] = []
+        for call in calls:
+            own: list[int | None] = []
+            for op in call.ops:
+                name = _name(op)
+                place = None if isinstance(op, PutOp) else known.get(name, len(reads)) if name else len(reads)
+                if place == len(reads):
+                    reads.append((op, call.asked))
+                    if name:
+                        known[name] = place
+                own.append(place)
+            places.append(own)
+        size = max(_FEW, -(-len(reads) // _JOBS))
+        parts = [partial(self._read_some, reads[at : at + size], read) for at in range(0, len(reads), size)]
+        if len(calls) == 1:  # in the caller's own task, which may have a transaction open
+            groups = [await self._adapter_store.read(part) for part in parts]
+        else:
+            groups = await asyncio.gather(*map(self._adapter_store.read, parts))
+        found = [each for group in groups for each in group]
+        used: set[int] = set()
+        return [_answer(own, found, used) for own in places]
+
+    def _read_some(
+        self, reads: list[tuple[Op, dict[str, list[float]]]], read: list[StoredItem]
+    ) -> list[Result | Exception]:
+        found: list[Result | Exception] = []
+        for op, asked in reads:
+            try:
+                found.append(self._result(op, asked, read))
+            except Exception as error:  # noqa: BLE001 - it belongs to the calls that made this read
+                found.append(error)
+        return found
+
+    async def _write_calls(self, several: list[list[_Put]]) -> list[Exception | None]:
+        """Make the puts of calls as one write; if one of them is refused, each call's by themselves."""
+        if not several:
+            return []
+        puts = list({(put.namespace, put.key): put for each in several for put in each}.values())
+        try:
             await self._adapter_store.write(partial(self._write, puts), [put.value for put in puts], surely=True)
-        return results
+        except Exception as error:  # noqa: BLE001 - it is the answer of the calls
+            if len(several) == 1 or not isinstance(error, Invalid | Conflict):
+                return [error] * len(several)
+        else:
+            return [None] * len(several)
+        return [(await self._write_calls([each]))[0] for each in several]
 
     # -- history ------------------------------------------------------------------------------------------
 
@@ -240,9 +356,9 @@ class BacktrailStore(BaseStore):
 
     def _sweep_all(self) -> int:
         count = 0
-        for _, namespace, items in self._namespaces(()):
-            if any("expires" in data for data in items.values()):
-                count += self._sweep(namespace, items)
+        for namespace in self._namespaces(()):
+            if namespace.may_expire:
+                count += self._sweep(namespace)
         return count
 
     async def asweep_ttl(self) -> int:
@@ -320,8 +436,8 @@ class BacktrailStore(BaseStore):
         return self._list(op) if isinstance(op, ListNamespacesOp) else None
 
     def _get(self, op: GetOp, read: list[StoredItem]) -> Item | None:
-        head = self.thread(op.namespace).latest()
-        data = None if head is None else head.get((_ITEMS, op.key))
+        head = _head(self.thread(op.namespace))
+        data = None if head is None else head.get((_ITEMS, op.key), None)
         if data is None:
             return None
         stored = StoredItem(op.namespace, op.key, data)
@@ -332,15 +448,18 @@ class BacktrailStore(BaseStore):
         return None
 
     def _search(self, op: SearchOp, asked: dict[str, list[float]], read: list[StoredItem]) -> list[SearchItem]:
-        found = []
-        for _, namespace, items in self._namespaces(op.namespace_prefix):
-            stored = (StoredItem(namespace, key, data) for key, data in items.items())
-            found += self._alive([each for each in stored if store_items.passes(each.data["value"], op.filter)])
+        test = store_items.filter_test(op.filter)
+        is_ranked = bool(op.query) and op.query in asked
+        enough = None if is_ranked else op.offset + op.limit
+        found: list[StoredItem] = []
+        for namespace in self._namespaces(op.namespace_prefix):
+            latest = self._alive(namespace.latest) if namespace.may_expire else namespace.latest
+            found += islice((each for each in latest if test(each.data["value"])), enough)
         found.sort(key=lambda each: each.updated_at, reverse=True)
-        scores: dict[int, float] = {}
-        if op.query and op.query in asked:
-            scores = _scores(asked[op.query], found)
-        order = sorted(range(len(found)), key=lambda at: _rank(scores.get(at)))
+        scores = _scores(asked[op.query], found) if is_ranked and op.query else {}
+        order: Sequence[int] = range(len(found))
+        if scores:
+            order = sorted(order, key=lambda at: _rank(scores.get(at)))
         chosen = order[op.offset : op.offset + op.limit]
         if op.refresh_ttl:
             read += [found[at] for at in chosen]
@@ -354,38 +473,57 @@ class BacktrailStore(BaseStore):
                 break
             prefix.append(label)
         found = set()
-        for _, namespace, items in self._namespaces(prefix):
-            alive = self._alive([StoredItem(namespace, key, data) for key, data in items.items()])
-            if alive and all(store_items.matches_path(namespace, each.path, each.match_type) for each in conditions):
-                found.add(namespace if op.max_depth is None else namespace[: op.max_depth])
+        for namespace in self._namespaces(prefix):
+            labels = namespace.labels
+            alive = self._alive(namespace.latest) if namespace.may_expire else namespace.latest
+            if alive and all(store_items.matches_path(labels, each.path, each.match_type) for each in conditions):
+                found.add(labels if op.max_depth is None else labels[: op.max_depth])
         return sorted(found)[op.offset : op.offset + op.limit]
 
-    def _namespaces(self, prefix: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
-        """Give the thread's id, the namespace and the items of each namespace with a prefix."""
+    def _namespaces(self, prefix: Sequence[str]) -> Iterator[_Namespace]:
+        """Give the namespaces that begin with these labels, those that changed last first."""
         for id_prefix in store_items.id_prefixes(prefix):
-            for info in self._adapter_store.sync.threads(prefix=id_prefix):
-                namespace, items = self._items(info.id, info.head_id)
-                if namespace[: len(prefix)] == tuple(prefix):
-                    yield info.id, namespace, items
+            for thread_id, head_id in self._heads(id_prefix):
+                namespace = self._namespace(thread_id, head_id)
+                if namespace is not None and namespace.labels[: len(prefix)] == tuple(prefix):
+                    yield namespace
 
-    def _items(self, thread_id: str, head_id: str) -> tuple[tuple[str, ...], dict[str, Any]]:
+    def _heads(self, id_prefix: str) -> Iterator[tuple[str, str]]:
+        """Give the ids of the threads with a prefix, each with the id of its head: `threads` without the counts."""
+        after: tuple[int, int] | None = None
+        while True:
+            backend = self._adapter_store.sync._engine.session.reader.backend  # noqa: SLF001 - a part of Store.threads
+            page = backend.threads(space=THREAD, agent=None, prefix=id_prefix, after=after, limit=_PAGE)
+            for record, newest in page:
+                yield record.name, checkpoint_id(record.uid, newest.head)
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][1].created_at, page[-1][0].no)
+
+    def _namespace(self, thread_id: str, head_id: str) -> _Namespace | None:
+        """Return the items of a thread at its head; None if it was deleted meanwhile."""
+        # a transaction's ids are used again if it is dropped
+        is_final = self._adapter_store.sync._engine.session.overlay is None  # noqa: SLF001 - not known to the API
         with self._lock:
-            cached = self._cache.get(thread_id)
-            if cached is not None and cached[0] == head_id:
+            cached = self._cache.get(thread_id) if is_final else None
+            if cached is not None and cached.head_id == head_id:
                 self._cache.move_to_end(thread_id)
-                return cached[1:]
-        head = self._threads(thread_id).latest()
-        if head is None:  # deleted meanwhile
-            return (), {}
-        state = head.state
-        if not isinstance(state, dict) or not isinstance(state.get(_ITEMS), dict):
-            raise Corrupt(f"thread {thread_id!r} is not a namespace of LangGraph's store", code="corrupt.state")
-        namespace = tuple(state[_NAMESPACE])
+                return cached
+        head = _head(self._threads(thread_id))
+        if head is None:
+            return None
+        namespace = None if cached is None else cached.after(head)
+        if namespace is None:
+            state = head.state
+            if not isinstance(state, dict) or not isinstance(state.get(_ITEMS), dict):
+                raise Corrupt(f"thread {thread_id!r} is not a namespace of LangGraph's store", code="corrupt.state")
+            namespace = _Namespace(head, tuple(state[_NAMESPACE]), state[_ITEMS])
         with self._lock:
-            self._cache[thread_id] = head.id, namespace, state[_ITEMS]
+            if is_final:
+                self._cache[thread_id] = namespace
             while len(self._cache) > _CACHED:
                 self._cache.popitem(last=False)
-        return namespace, state[_ITEMS]
+        return namespace
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -465,16 +603,15 @@ class BacktrailStore(BaseStore):
         for namespace, times in later.items():
             self._refresh_thread(namespace).edit(partial(_note, times))
 
-    def _sweep(self, namespace: tuple[str, ...], items: dict[str, Any]) -> int:
+    def _sweep(self, namespace: _Namespace) -> int:
         """Delete the expired items of a namespace."""
         present = now()
-        stored = [StoredItem(namespace, key, data) for key, data in items.items()]
-        times = zip(stored, self._expiries(stored), strict=True)
+        times = zip(namespace.latest, self._expiries(namespace.latest), strict=True)
         expired = [each for each, expires in times if expires is not None and expires < present]
-        for edit in _edits([_Put(namespace, each.key, None, None, []) for each in expired]):
+        for edit in _edits([_Put(namespace.labels, each.key, None, None, []) for each in expired]):
             edit.only = {each.key: each.updated_at for each in expired}  # not if it was put again meanwhile
             self._edit(edit)
-        refreshed = self._refresh_thread(namespace)
+        refreshed = self._refresh_thread(namespace.labels)
         if expired and refreshed.latest() is not None:
             refreshed.edit(partial(_forget, [each.key for each in expired]))
             refreshed.prune(keep_last=1)
@@ -501,6 +638,7 @@ class _NamespaceEdit:
             )
             raise Conflict(text, code="conflict.exists")
         present = now()
+        changed: dict[str, Any] = {}
         for put in self._puts:
             path = (_ITEMS, put.key)
             before = editor.get(path)
@@ -514,7 +652,8 @@ class _NamespaceEdit:
                 data |= {"ttl": put.ttl, "expires": present + dt.timedelta(minutes=put.ttl)}
             if put.vectors:
                 data["vectors"] = put.vectors
-            editor.set(path, data)
+            changed[put.key] = data
+        editor.update(_ITEMS, changed)
 
 
 def _edits(puts: list[_Put]) -> Iterator[_NamespaceEdit]:
@@ -526,12 +665,35 @@ def _edits(puts: list[_Put]) -> Iterator[_NamespaceEdit]:
         part: list[_Put] = []
         size = 0
         for put in group:
-            size += len(put.key.encode("utf-8", "surrogatepass")) + 4
-            if part and size > _KEYS_MAX:
+            length = len(put.key.encode("utf-8", "surrogatepass")) + 4
+            if part and size + length > _KEYS_MAX:
                 yield _NamespaceEdit(part)
-                part, size = [], len(put.key)
+                part, size = [], 0
             part.append(put)
+            size += length
         yield _NamespaceEdit(part)
+
+
+def _name(op: Op) -> Any:
+    """Return a key under which equal reads are found; None if there is none, such as for a filter."""
+    try:
+        hash(op)
+    except TypeError:
+        return None
+    return type(op), op
+
+
+def _answer(places: list[int | None], found: list[Result | Exception], used: set[int]) -> list[Result] | Exception:
+    """Return the results of one call. What another call got already is copied, so that nobody shares a value."""
+    results: list[Result] = []
+    for place in places:
+        result = None if place is None else found[place]
+        if isinstance(result, Exception):
+            return result
+        results.append(deepcopy(result) if place in used else result)
+        if place is not None:
+            used.add(place)
+    return results
 
 
 def _checked(ops: Iterable[Op]) -> list[Op]:
@@ -554,6 +716,12 @@ def _checked(ops: Iterable[Op]) -> list[Op]:
             check_count(op.limit, "limit")
             check_count(op.offset, "offset")
     return listed
+
+
+def _head(thread: Thread[Any]) -> Checkpoint[Any] | None:
+    """Return the head of a thread: `latest` without reading the tags."""
+    tip = thread._tip()  # noqa: SLF001 - a part of Thread.latest
+    return None if tip is None or tip.head is None else thread._checkpoint(tip, tip.head, tags=())  # noqa: SLF001
 
 
 def _queries(ops: list[Op]) -> list[str]:

@@ -7,6 +7,7 @@ another one; a very long namespace has a hash as its id. Two different namespace
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 PREFIX: Final = "langgraph-store:"
 """The beginning of the ids of all namespaces."""
@@ -124,16 +125,27 @@ def _is_operators(condition: Any) -> bool:
     return isinstance(condition, dict) and any(isinstance(name, str) and name.startswith("$") for name in condition)
 
 
-def passes(value: Mapping[str, Any], wanted: dict[str, Any] | None) -> bool:
-    """Tell whether a value meets all conditions of a filter. A key with dots names a field inside of another one."""
+def filter_test(wanted: dict[str, Any] | None) -> Callable[[dict[str, Any]], bool]:
+    """Return a function that tells whether a value meets all conditions of a filter.
+
+    A key with dots names a field inside of another one.
+    """
+    conditions: list[tuple[str, list[tuple[Callable[[Any, Any], bool], Any]]]] = []
     for key, condition in (wanted or {}).items():
-        field = _field(value, key)
         if _is_operators(condition):
-            if not all(_OPERATORS[name](field, operand) for name, operand in condition.items()):
-                return False
-        elif not _equal(field, condition):
-            return False
-    return True
+            conditions.append((key, [(_OPERATORS[name], operand) for name, operand in condition.items()]))
+        else:
+            conditions.append((key, [(operator.eq if type(condition) is str else _equal, condition)]))
+
+    def test(value: dict[str, Any]) -> bool:
+        for key, checks in conditions:
+            field = value[key] if key in value else _field(value, key)
+            for check, operand in checks:
+                if not check(field, operand):
+                    return False
+        return True
+
+    return test if conditions else lambda _: True
 
 
 def _field(value: Any, key: str) -> Any:

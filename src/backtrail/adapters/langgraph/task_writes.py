@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 
 from backtrail.adapters.langgraph.config import label_of
-from backtrail.adapters.langgraph.row_writes import save_alone
 from backtrail.adapters.plain_values import packed_plain, plain
+from backtrail.adapters.row_writes import save_alone
 from backtrail.engine.asides import RUN
 from backtrail.errors import Corrupt, Invalid
 

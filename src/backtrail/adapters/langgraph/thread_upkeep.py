@@ -8,7 +8,7 @@ from backtrail.adapters.langgraph.config import GraphNamespace, checked_thread_i
 from backtrail.adapters.langgraph.delta_channels import required_ancestors
 from backtrail.adapters.langgraph.graph_threads import GraphCheckpoint
 from backtrail.adapters.langgraph.headers import KEY, read_header
-from backtrail.adapters.langgraph.row_writes import save_alone, save_checkpoint
+from backtrail.adapters.row_writes import save_alone, save_checkpoint
 from backtrail.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ except ImportError as error:
 
 from backtrail.adapters.openai.call_repair import Repair
 from backtrail.adapters.openai.session import BacktrailSession
+from backtrail.adapters.openai.sqlite_import import check_database, import_database
 from backtrail.adapters.openai.turns import Turn
 
-__all__ = ["BacktrailSession", "Repair", "Turn"]
+__all__ = ["BacktrailSession", "Repair", "Turn", "check_database", "import_database"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -34,6 +34,25 @@ _SHOWN: Final = 20
 _SQLITE: Final = b"SQLite format 3\0"
 _HEADER: Final = 72
 """Bytes of an SQLite file up to the end of its application id, which has four."""
+
+
+class _Source(NamedTuple):
+    """A program whose data can be imported, by its adapter."""
+
+    what: str
+    """What a file of it is."""
+    tables: frozenset[str] = frozenset()
+    """The tables by which a database of it is recognised."""
+    data: str = "database"
+    """The end of the names of the adapter's functions: import_database, check_database."""
+
+
+_SOURCES: Final = {
+    "langgraph": _Source("a database of LangGraph's checkpoints", frozenset({"checkpoints", "writes"})),
+    "openai": _Source("a database of OpenAI's SQLiteSession", frozenset({"agent_sessions", "agent_messages"})),
+    "adk": _Source("a database of ADK's sessions", frozenset({"sessions", "events", "app_states", "user_states"})),
+    "claude": _Source("a transcript of Claude Code", data="transcripts"),
+}
 _EXPORT_KINDS: Final = tuple(kind for kind in KINDS if kind != "agent")
 """The kinds of --thread. --agent exports an agent with everything that it owns."""
 
@@ -78,54 +97,75 @@ def export(
 @click.option(
     "--from",
     "source",
-    type=click.Choice(["backtrail", "langgraph"]),
+    type=click.Choice(["backtrail", *_SOURCES]),
     default="backtrail",
     help="The program that wrote FILE.",
 )
 def import_(session: Invocation, *, out: Output, file: str, source: str) -> None:
     """Add the contents of FILE to the store.
 
-    Adds everything or nothing, and nothing twice. Creates a missing store. FILE is an export, or, with --from
-    langgraph, an SQLite database of LangGraph's checkpoints.
+    Adds nothing twice, and creates a missing store. FILE is an export, which is added completely or not at all. With
+    --from, it is what another program keeps: an SQLite database or the URL of a PostgreSQL database of LangGraph's
+    checkpoints, an SQLite database of OpenAI's SQLiteSession or of ADK's sessions, or a transcript of Claude Code, a
+    project's directory of them, or a directory of such directories. Threads and sessions that cannot be added are
+    listed with the reason.
     """
     from pathlib import Path
 
+    from backtrail.urls import in_postgres
+
+    in_server = source == "langgraph" and in_postgres(file)
     path = Path(file).expanduser()
-    if not path.exists():
-        raise Failure(f"there is no file {clean(file)}" + ("; stdin is not supported" if file == "-" else ""), 3)
-    other = _other_format(session, file, path, source)
-    if other is not None:
-        raise Failure(f"{file} {other}", USAGE)
-    if path.is_dir():
-        raise Failure(f"{clean(file)} is a directory: pass a file")
-    if not path.is_file():
-        raise Failure(f"{clean(file)} is not a regular file: copy its contents into one first")
-    with Progress(lambda: {"bytes": path.stat().st_size}) as progress:
+    if not in_server:
+        _check_path(session, file, path, source)
+    with Progress(lambda: {"bytes": path.stat().st_size if path.is_file() else 0}) as progress:
         if not session.exists():  # a bad file must not create a store
             _check(source, file, progress)
         with session.write(create=True) as store:
             report: Any = (
-                _langgraph().import_database(file, store, progress=progress)
-                if source == "langgraph"
-                else store.import_(file, progress=progress)
+                store.import_(file, progress=progress)
+                if source == "backtrail"
+                else _adapter_function("import", source)(file, store, progress=progress)
             )
     if not out.human:
         out.value(report)
-    elif source == "langgraph":
-        for each in report.skipped[:_SHOWN]:
-            say(f"skipped: thread {clean(each.thread_id)}: {clean(each.reason)}")
-        rest = len(report.skipped) - _SHOWN
-        if rest > 0:
-            say(f"... and {rest:,} more")
-        contents = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
-        out.tell(f"{contents}, {len(report.skipped):,} skipped")
-    else:
+    elif source == "backtrail":
         _say_erased(report)
         marked = f", {report.marked:,} with other marks or tags" if report.marked else ""
         out.tell(
             f"{count(report.created, 'new thread')}, {report.extended:,} extended, "
             f"{count(report.visible_rows, 'visible row')} added{marked}"
         )
+    else:
+        _tell_report(out, report, source)
+
+
+def _tell_report(out: Output, report: Any, source: str) -> None:
+    """Show what an adapter imported, and what it left out."""
+    one = "thread" if source == "langgraph" else "session"
+    for each in report.skipped[:_SHOWN]:
+        say(f"skipped: {one} {clean(each.thread_id)}: {clean(each.reason)}")
+    rest = len(report.skipped) - _SHOWN
+    if rest > 0:
+        say(f"... and {rest:,} more")
+    if source == "langgraph":
+        contents = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+    else:
+        contents = f"{count(report.sessions, 'session')}, {count(report.messages, 'message')}"
+    out.tell(f"{contents}, {len(report.skipped):,} skipped")
+
+
+def _check_path(session: Invocation, file: str, path: Path, source: str) -> None:
+    """Raise an error unless a path can be a file of this source."""
+    if not path.exists():
+        raise Failure(f"there is no file {clean(file)}" + ("; stdin is not supported" if file == "-" else ""), 3)
+    other = _other_format(session, file, path, source)
+    if other is not None:
+        raise Failure(f"{file} {other}", USAGE)
+    if path.is_dir() and source != "claude":
+        raise Failure(f"{clean(file)} is a directory: pass a file")
+    if not path.is_dir() and not path.is_file():
+        raise Failure(f"{clean(file)} is not a regular file: copy its contents into one first")
 
 
 def _say_erased(report: ImportReport | CopyReport) -> None:
@@ -155,8 +195,10 @@ def _other_format(session: Invocation, file: str, path: Path, source: str) -> st
         head = opened.read(_HEADER)
     if head.startswith(_SQLITE):
         return _other_database(session, file, path, source, int.from_bytes(head[_HEADER - 4 :]))
-    if head.startswith(MAGIC) and source == "langgraph":
-        return f"is an export, not a database of LangGraph: `{session.command('import', file)}`"
+    if head.startswith(MAGIC) and source != "backtrail":
+        return f"is an export, not {_SOURCES[source].what}: `{session.command('import', file)}`"
+    if path.suffix == ".jsonl" and source != "claude":
+        return f"looks like {_SOURCES['claude'].what}: use `{session.command('import', file, '--from', 'claude')}`"
     return None
 
 
@@ -165,15 +207,18 @@ def _other_database(session: Invocation, file: str, path: Path, source: str, app
 
     if application == APPLICATION_ID:
         return _store_hint(session, f"sqlite:///{path.absolute()}")
-    if source == "langgraph":
+    tables = _tables(path)
+    if source != "backtrail" and _SOURCES[source].tables <= tables:
         return None
-    if {"checkpoints", "writes"} <= _tables(path):
-        return (
-            f"is a database of LangGraph's checkpoints: use `{session.command('import', file, '--from', 'langgraph')}`"
-        )
+    for name, other in _SOURCES.items():
+        if other.tables and other.tables <= tables:
+            return f"is {other.what}: use `{session.command('import', file, '--from', name)}`"
+    if source != "backtrail":
+        return None  # its adapter knows what is wrong
+    known = ", ".join(name for name, other in _SOURCES.items() if other.tables)
     return (
-        "is an SQLite database, but not a store and not a database of LangGraph's SqliteSaver: "
-        "pass a file of `backtrail export`, or --from langgraph and such a database"
+        "is an SQLite database, but not a store, and not one of a program whose data can be imported: "
+        f"pass a file of `backtrail export`, or --from ({known}) and a database of that program"
     )
 
 
@@ -202,17 +247,17 @@ def _check(source: str, file: str, progress: Any) -> None:
     """Raise an error unless a file can be imported."""
     from backtrail.archive.import_ import check
 
-    if source == "langgraph":
-        _langgraph().check_database(file)
+    if source != "backtrail":
+        _adapter_function("check", source)(file)
     elif check(file, progress) is not None:  # it continues another export: only a trial shows whether it can
         with in_memory() as store:
             store.import_(file)
 
 
-def _langgraph() -> Any:
+def _adapter_function(verb: str, source: str) -> Any:
     from importlib import import_module  # by name: the command line does not depend on adapters
 
-    return import_module("backtrail.adapters.langgraph")
+    return getattr(import_module(f"backtrail.adapters.{source}"), f"{verb}_{_SOURCES[source].data}")
 
 
 @command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))

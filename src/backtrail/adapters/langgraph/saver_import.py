@@ -1,6 +1,6 @@
-"""Import of a database of LangGraph's SqliteSaver. A `BacktrailSaver` then returns what SqliteSaver returned.
+"""Import of a database of LangGraph's SqliteSaver or PostgresSaver. A `BacktrailSaver` then returns what they returned.
 
-The import reads one snapshot of the file and never writes to it. It imports a thread with all its namespaces,
+The import reads one snapshot of the database and never writes to it. It imports a thread with all its namespaces,
 checkpoints and writes, or skips it and reports the reason. A second import adds only what is new. Checkpoints keep the
 times that LangGraph recorded; task writes get the times of their checkpoints.
 """
@@ -8,23 +8,21 @@ times that LangGraph recorded; task writes get the times of their checkpoints.
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import apsw
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
+from backtrail.adapters.imports import Skipped, Undecodable, dated_writes
 from backtrail.adapters.langgraph.allowed_types import AllowedTypes
 from backtrail.adapters.langgraph.config import GraphNamespace, label_of
-from backtrail.adapters.langgraph.decoder import SaverDecoder, Undecodable, metadata_of
+from backtrail.adapters.langgraph.decoder import SaverDecoder, metadata_of
 from backtrail.adapters.langgraph.headers import KEY, encode_header, read_header
-from backtrail.adapters.langgraph.row_writes import save_checkpoint
+from backtrail.adapters.langgraph.saver_databases import opened
 from backtrail.adapters.langgraph.task_writes import GraphTask, save_writes, writes_on
-from backtrail.engine.reader import now
-from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+from backtrail.adapters.row_writes import save_checkpoint
+from backtrail.errors import Conflict, Invalid
 from backtrail.models import micros
 from backtrail.validation import check_progress
 
@@ -33,28 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from backtrail import Store, Thread
-
-_MAGIC: Final = b"SQLite format 3\0"
-_BUSY_TIMEOUT: Final = 10_000
-"""Milliseconds."""
-_THREADS: Final = """
-    SELECT CAST(thread_id AS BLOB), typeof(thread_id) FROM checkpoints
-    UNION SELECT CAST(thread_id AS BLOB), typeof(thread_id) FROM writes ORDER BY 1"""
-_IDS: Final = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
-_CHECKPOINTS: Final = """
-    SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
-    WHERE thread_id = ? ORDER BY checkpoint_id"""
-_WRITES: Final = """
-    SELECT checkpoint_ns, checkpoint_id, task_id, {path}, channel, type, value FROM writes
-    WHERE thread_id = ? ORDER BY checkpoint_ns, checkpoint_id, task_id, idx"""
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A thread that was not imported, and the reason."""
-
-    thread_id: str
-    reason: str
+    from backtrail.adapters.langgraph.saver_databases import CheckpointData, SaverDatabase, WriteData
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +39,7 @@ class DatabaseReport:
     """The result of an import."""
 
     threads: int
-    """Threads of the file that the store now has, from this import or an earlier one."""
+    """Threads of the database that the store now has, from this import or an earlier one."""
     checkpoints: int
     """Checkpoints that this import added."""
     skipped: tuple[Skipped, ...]
@@ -75,7 +52,9 @@ def import_database(
     types: Iterable[Any] = (),
     progress: Callable[[str, int], None] | None = None,
 ) -> DatabaseReport:
-    """Import all threads of a database of LangGraph's SqliteSaver. A second import adds only what is new.
+    """Import all threads of a database of LangGraph's SqliteSaver or PostgresSaver.
+
+    `path` is a file of SQLite, or the URL of a PostgreSQL database. A second import adds only what is new.
 
     `types` are your own classes that channels hold, as for `BacktrailSaver`. The import skips a thread that holds other
     classes, is damaged, or has new checkpoints both in the store and in the file. The report lists skipped threads.
@@ -85,7 +64,7 @@ def import_database(
     skipped: list[Skipped] = []
     allowed = AllowedTypes(types).types
     decoder = SaverDecoder(store.thread("t", types=allowed)._types)  # noqa: SLF001 - with the classes that annotations name
-    with _opened(path) as database:
+    with opened(path) as database:
         for count, (thread_id, problem) in enumerate(database.threads(), 1):
             try:
                 if problem is not None:
@@ -100,124 +79,10 @@ def import_database(
 
 
 def check_database(path: str | os.PathLike[str]) -> None:
-    """Raise an error unless a file is a readable database of LangGraph's SqliteSaver."""
-    with _opened(path) as database:
+    """Raise an error unless a path or URL is a readable database of LangGraph's SqliteSaver or PostgresSaver."""
+    with opened(path) as database:
         for _ in database.threads():
             pass
-
-
-# -- the file --------------------------------------------------------------------------------------------------
-
-
-class _CheckpointData(NamedTuple):
-    """A checkpoint of the file, not yet decoded."""
-
-    ns: str
-    id: str
-    parent: str | None
-    kind: Any
-    data: Any
-    metadata: Any
-
-
-class _WriteData(NamedTuple):
-    """A task write of the file, not yet decoded."""
-
-    ns: str
-    checkpoint_id: str
-    task_id: str
-    path: str
-    channel: str
-    kind: Any
-    data: Any
-
-
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[_SaverDatabase]:
-    """Open a snapshot of a file."""
-    name = Path(path).resolve()
-    if not name.is_file():
-        raise NotFound(f"there is no file {name}", code="not_found.store")
-    with name.open("rb") as file:
-        if file.read(len(_MAGIC)) not in (_MAGIC, b""):
-            raise Invalid(
-                f"{name} is not a database of LangGraph's SqliteSaver: it is not an SQLite file", code="invalid.store"
-            )
-    with _sqlite_errors(name):
-        connection = apsw.Connection(str(name), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        with _sqlite_errors(name):
-            connection.set_busy_timeout(_BUSY_TIMEOUT)
-            connection.execute("BEGIN")
-            columns = {
-                table: {each for (each,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-                for table in ("checkpoints", "writes")
-            }
-        if not {"thread_id", "checkpoint_ns", "metadata"} <= columns["checkpoints"] or not columns["writes"]:
-            raise Invalid(
-                f"{name} is not a database of LangGraph's SqliteSaver: its tables are missing", code="invalid.store"
-            )
-        yield _SaverDatabase(name, connection, has_path="task_path" in columns["writes"])
-    finally:
-        connection.close()
-
-
-class _SaverDatabase:
-    """A snapshot of a SqliteSaver's database."""
-
-    def __init__(self, path: Path, connection: apsw.Connection, *, has_path: bool) -> None:
-        self._path = path
-        self._connection = connection
-        self._writes = _WRITES.format(path="task_path" if has_path else "''")  # older versions lack the column
-
-    def threads(self) -> Iterator[tuple[str, Undecodable | None]]:
-        """Give the ids of the threads, each with the problem of an id that is damaged."""
-        for name, kind in list(self._select(_THREADS)):
-            try:
-                yield name.decode(), None if kind == "text" else Undecodable(f"its id is damaged: it is a {kind}")
-            except UnicodeDecodeError as error:
-                yield repr(name), Undecodable(f"its id is damaged: {error}")
-
-    def ids(self, thread_id: str) -> dict[str, set[str]]:
-        """Return the ids of a thread's checkpoints, by namespace."""
-        ids: dict[str, set[str]] = {}
-        for ns, name in self._select(_IDS, thread_id):
-            ids.setdefault(_text(ns), set()).add(_text(name))
-        return ids
-
-    def checkpoints(self, thread_id: str) -> Iterator[_CheckpointData]:
-        """Give the checkpoints of a thread in the order of their ids, which is LangGraph's own order."""
-        for ns, name, parent, *data in self._select(_CHECKPOINTS, thread_id):
-            yield _CheckpointData(_text(ns), _text(name), _text(parent) if parent else None, *data)
-
-    def writes(self, thread_id: str) -> Iterator[list[_WriteData]]:
-        """Give the task writes of a thread, grouped by checkpoint and task."""
-        rows = (_WriteData(*map(_text, row[:5]), *row[5:]) for row in self._select(self._writes, thread_id))
-        for _, group in itertools.groupby(rows, key=lambda each: each[:3]):
-            yield list(group)
-
-    def _select(self, statement: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-        with _sqlite_errors(self._path):
-            yield from self._connection.execute(statement, values)
-
-
-@contextmanager
-def _sqlite_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into errors of this package."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise Undecodable(f"its rows are damaged: {error}") from error
-    except (apsw.CorruptError, apsw.NotADBError) as error:
-        raise Corrupt(f"{path}: {error}: the file is damaged or not a database", code="corrupt.store") from error
-    except apsw.Error as error:
-        raise Unavailable(f"{path}: {error}", code="unavailable.sqlite") from error
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Undecodable(f"its rows are damaged: {value!r:.100} is not a text")
-    return value
 
 
 # -- the store -------------------------------------------------------------------------------------------------
@@ -227,7 +92,7 @@ class _ThreadImport:
     """The import of one thread."""
 
     def __init__(
-        self, store: Store, types: tuple[Any, ...], decoder: SaverDecoder, database: _SaverDatabase, thread_id: str
+        self, store: Store, types: tuple[Any, ...], decoder: SaverDecoder, database: SaverDatabase, thread_id: str
     ) -> None:
         self._store = store
         self._types = types
@@ -239,8 +104,7 @@ class _ThreadImport:
 
     def _set_clock(self, ns: str, name: str) -> None:
         """Set the time of the next write to the time of a checkpoint."""
-        at = self._times.get((ns, name))
-        self._reader.clock = now if at is None else lambda: at
+        self._set_time(self._times.get((ns, name)))
 
     def _thread(self, ns: str, *, aside: bool = False) -> Thread[Any]:
         return self._store.thread(GraphNamespace(self._thread_id, ns).id, types=self._types, aside=aside)
@@ -258,8 +122,7 @@ class _ThreadImport:
                 text = f"thread {self._thread_id!r} has new checkpoints both in the store and in the file"
                 raise Conflict(text, code="conflict.stale")
             return 0
-        with self._store.transaction():
-            self._reader = self._store._engine.session.reader  # noqa: SLF001 - that of this transaction
+        with dated_writes(self._store) as self._set_time:
             for each in self._database.checkpoints(self._thread_id) if missing else ():
                 if each.id not in in_store[each.ns]:
                     self._save(each, in_store[each.ns])
@@ -281,10 +144,10 @@ class _ThreadImport:
             self._times[ns, header.id] = micros(row.created_at)
         return ids
 
-    def _save(self, each: _CheckpointData, in_store: set[str]) -> None:
+    def _save(self, each: CheckpointData, in_store: set[str]) -> None:
         """Save a checkpoint on top of its parent; if the store does not have the parent, on top of the head."""
         with _described(f"checkpoint {each.id}"):
-            value = self._decoder.value(each.kind, each.data)
+            value = each.decode(self._decoder)
             metadata = metadata_of(each.metadata)
             if type(value) is not dict or value.get("id") != each.id or type(value.get("channel_values")) is not dict:
                 raise Undecodable("its data are damaged: they are not a checkpoint of this id")
@@ -308,7 +171,7 @@ class _ThreadImport:
             self._set_clock(ns, name)
             thread.rewind(label_of(name))
 
-    def _write(self, group: list[_WriteData]) -> None:
+    def _write(self, group: list[WriteData]) -> None:
         """Add the writes of a task, unless the store has all of them, or has more writes of this task."""
         ns, name, task, path, *_ = group[0]
         with _described(f"the writes of task {task} on checkpoint {name}"):
