@@ -205,7 +205,7 @@ OTHERS = {"checkpoint": backtrail.models.AgentCheckpoint}
 
 def test_the_calls_that_replace_others_exist():
     text = (ROOT / "docs" / "coming-from.md").read_text()
-    calls = re.findall(r"\b(store|thread|checkpoint)\.(\w+)", text)
+    calls = re.findall(r"(?<![\w-])(store|thread|checkpoint)\.(\w+)", text)
     assert len(calls) > 20
     known = calls_of(CLASSES) | calls_of(OTHERS)
     assert not [f"{handle}.{name}" for handle, name in calls if f"{handle}.{name}" not in known]
