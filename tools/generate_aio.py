@@ -699,6 +699,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
+    from opentelemetry.trace import TracerProvider
+
     from backtrail.conversations.models import Message
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from opentelemetry.trace import TracerProvider
+
     from backtrail.agents.repository import Agents
     from backtrail.backends.port import Backend, Row
     from backtrail.checkpoint import Checkpoint
@@ -75,6 +77,7 @@ def open(  # noqa: A001 - users write backtrail.open
     compression: bool = True,
     schema: str | None = None,
     types: Iterable[Any] = (),
+    telemetry: bool | TracerProvider = False,
 ) -> Store:
     """Open a store; create it if it does not exist.
 
@@ -82,7 +85,8 @@ def open(  # noqa: A001 - users write backtrail.open
     `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
-    classes that loading may construct, with the classes that their annotations name.
+    classes that loading may construct, with the classes that their annotations name. `telemetry` makes spans and
+    metrics for OpenTelemetry, with the process's tracer provider or the given one; see docs/telemetry.md.
     """
     if durability not in ("full", "relaxed"):
         raise Invalid(f'durability must be "full" or "relaxed", not {durability!r}', code="invalid.argument")
@@ -96,7 +100,19 @@ def open(  # noqa: A001 - users write backtrail.open
     for cls in named:
         registry = registry.for_state(cls) if isinstance(cls, type) else registry
     backend = backend_at(check_url(url), durability=durability, read_only=read_only, schema=schema)
+    if telemetry:
+        backend = _traced(backend, None if telemetry is True else telemetry)
     return Store(backend, registry, options)
+
+
+def _traced(backend: Backend, provider: TracerProvider | None) -> Backend:
+    try:
+        with loading:
+            from backtrail.telemetry import traced  # noqa: PLC0415 - few stores need it
+    except BaseException:
+        backend.close()
+        raise
+    return traced(backend, provider)
 
 
 class Store:

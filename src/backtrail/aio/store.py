@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
+    from opentelemetry.trace import TracerProvider
+
     from backtrail.conversations.models import Message
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
@@ -52,6 +54,7 @@ def open(  # noqa: A001 - as backtrail.open
     compression: bool = True,
     schema: str | None = None,
     types: Iterable[Any] = (),
+    telemetry: bool | TracerProvider = False,
 ) -> Opening[sync.Store, Store]:
     """Open a store; create it if it does not exist.
 
@@ -61,7 +64,8 @@ def open(  # noqa: A001 - as backtrail.open
     `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
     of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
-    classes that loading may construct, with the classes that their annotations name.
+    classes that loading may construct, with the classes that their annotations name. `telemetry` makes spans and
+    metrics for OpenTelemetry, with the process's tracer provider or the given one; see docs/telemetry.md.
     """
     make = partial(
         sync.open,
@@ -74,6 +78,7 @@ def open(  # noqa: A001 - as backtrail.open
         compression=compression,
         schema=schema,
         types=types,
+        telemetry=telemetry,
     )
     return Opening(make, Store, sync.Store.close)
 
