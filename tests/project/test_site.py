@@ -1,6 +1,7 @@
 """The site of the docs: its pages, its reference and the checks of `make docs`. Zensical itself is not needed here."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -72,3 +73,32 @@ def test_dead_links_and_foreign_hosts_are_found(body, found, tmp_path):
 def test_styles_from_foreign_hosts_are_found(tmp_path):
     (tmp_path / "x.css").write_text("@font-face { src: url(https://example.org/f.woff2) } a { background: url(b.png) }")
     assert build_docs.problems(tmp_path) == ["x.css: loads https://example.org/f.woff2"]
+
+
+# -- the release --------------------------------------------------------------------------------------
+
+
+def test_files_of_a_release_name_the_same_version():
+    versions = {
+        "pyproject.toml": re.search(r'(?m)^version = "(.+)"$', (ROOT / "pyproject.toml").read_text()),
+        "CITATION.cff": re.search(r"(?m)^version: (.+)$", (ROOT / "CITATION.cff").read_text()),
+    }
+    assert len({found[1] for found in versions.values()}) == 1, versions
+
+
+def test_installed_package_passes_its_smoke_test(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "smoke_test.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " works on Python " in done.stdout
+
+
+def test_publishing_needs_no_secret():
+    workflow = (ROOT / ".github/workflows/publish.yml").read_text()
+    assert "secrets." not in workflow
+    assert "id-token: write" in workflow
