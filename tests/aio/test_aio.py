@@ -1,7 +1,6 @@
 """The async mirror: what the synchronous calls promise, many coroutines at once, groups that fail, cancelling."""
 
 import asyncio
-import contextvars
 import gc
 import os
 import signal
@@ -1283,20 +1282,3 @@ def test_progress_that_cannot_be_called_is_refused(chore):
                 await aio.copy(store, "memory://", progress=5)
 
     asyncio.run(main())
-
-
-def test_callbacks_see_the_context_variables_of_their_task():
-    user = contextvars.ContextVar("user")
-
-    async def work(store, name):
-        user.set(name)
-        await store.thread(name).save({"by": None})
-        await store.thread(name).update(lambda state: state | {"by": user.get()})
-        return [each.state["by"] for each in sync.thread(name).history()]
-
-    async def main():
-        store = aio.Store(sync)
-        return await asyncio.gather(work(store, "ada"), work(store, "bob"))
-
-    with backtrail.open("memory://") as sync:
-        assert asyncio.run(main()) == [[None, "ada"], [None, "bob"]]

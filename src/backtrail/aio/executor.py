@@ -65,7 +65,7 @@ class Job(Generic[T]):
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
-        self._context = contextvars.copy_context()  # spans and callbacks of the work belong to the task
+        self._context = contextvars.copy_context()  # the spans of the work belong to the task
         self._owner = transaction.current()
         self._loop = asyncio.get_running_loop()
         self._claimed = threading.Lock()
