@@ -39,7 +39,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "catalog": "threads agents conversations runs stats where",
     },
     "Change": {"edits": "save fork rewind undo redo restore settle tag delete"},
-    "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup"},
+    "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup", "doctor": "doctor"},
     "Move": {"archives": "export import copy"},
     "Call": {"builtins": "call", "server": "serve mcp"},
 }
