@@ -593,6 +593,7 @@ from backtrail.aio.thread import Thread
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Iterable, Mapping
 
     from backtrail.aio.executor import Executor

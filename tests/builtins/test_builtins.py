@@ -122,6 +122,7 @@ def agents_story(model, store):
     assert store.agents.load("planner").custom_state == {}
 
     model("agent_save", agent_id="b", name="B", agent_type="m")
+    assert model("agent_list", since="2001-01-01T00:00:00Z", until="2001-01-02T00:00:00Z")["agents"] == []
     page = model("agent_list", limit=1)
     assert [(each["agent_id"], each["name"]) for each in page["agents"]] == [("b", "B")]
     rest = model("agent_list", limit=1, cursor=page["next_cursor"])
@@ -193,6 +194,8 @@ def conversations_story(model, store):
     model("conversation_save", agent_id="planner", conversation_id="other", title="Porto")
     listed = model("conversation_list", agent_id="planner")["conversations"]
     assert [(each["conversation_id"], each["title"]) for each in listed] == [("other", "Porto"), (name, "Lisbon")]
+    assert model("conversation_list", since="2999-01-01T00:00:00Z")["conversations"] == []
+    assert model("conversation_list", until="2999-01-01T00:00:00Z")["conversations"] == listed
     first = model("conversation_list", agent_id="planner", limit=1)
     rest = model("conversation_list", agent_id="planner", limit=1, cursor=first["next_cursor"])
     assert [each["conversation_id"] for each in first["conversations"] + rest["conversations"]] == ["other", name]
@@ -292,7 +295,7 @@ def test_schemas_are_valid_json_schema(tool):
 
 
 KEYWORDS = {
-    "string": {"enum"},
+    "string": {"enum", "format"},
     "integer": {"minimum", "maximum"},
     "boolean": set(),
     "array": {"items"},

@@ -118,7 +118,7 @@ def _look(store: Store, found: dict[str, Any]) -> None:
     for kind in KINDS:
         for info in store.threads(kind=kind, limit=_READ):
             try:
-                if info.head_id is not None and (checkpoint := store.checkpoint(info.head_id)) is not None:
+                if (checkpoint := store.checkpoint(info.head_id)) is not None:
                     _ = checkpoint.state
                     found["states_read"] += 1
             except Corrupt as error:
