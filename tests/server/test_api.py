@@ -234,7 +234,8 @@ def test_lists_are_limited_to_a_time(store, api, path, found):
 
 
 @pytest.mark.parametrize(
-    "text", ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "2026-02-30T12:00:00Z", "0001-01-01T00:00:00%2B14:00", ""]
+    "text",
+    ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "2026-02-30T12:00:00Z", "0001-01-01T00:00:00%2B14:00", ""],
 )
 def test_time_without_a_zone_or_meaning_is_a_bad_request(api, text):
     answer = api.get(f"/api/v1/threads?since={text}")
