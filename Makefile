@@ -9,6 +9,8 @@ CORE := $(VENV)/.installed-core
 TEST := $(VENV)/.installed-test
 LINT := $(VENV)/.installed-lint
 BENCH := $(VENV)/.installed-bench
+DOCS := $(VENV)/.installed-docs
+DIST := $(VENV)/.installed-dist
 
 # The pins hold for the build tools too: pip before 25.3 reads the first name for them, later ones the second.
 export PIP_CONSTRAINT := constraints.txt
@@ -17,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile all of the package again where Python is told to keep nothing.
 test torture: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-frameworks lint bench bench-peers torture format aio cli-docs clean
+.PHONY: help demo test test-frameworks lint bench bench-peers torture format aio cli-docs docs dist clean
 .NOTPARALLEL:
 
 help:
@@ -28,6 +30,8 @@ help:
 	@echo "make format    let ruff put the code in form"
 	@echo "make aio       make backtrail.aio from the synchronous code again"
 	@echo "make cli-docs  make docs/cli.md from the commands again"
+	@echo "make docs      build the site of the docs in build/site, and check its links"
+	@echo "make dist      build wheel, sdist and SBOM in dist, and try the wheel in an empty environment"
 	@echo "make bench     measure, beside LangGraph's savers (ARGS=--quick takes a minute or two)"
 	@echo "make bench-peers  the same chat kept by the frameworks' own stores and by ours, side by side"
 	@echo "make torture   the long reliability runs"
@@ -61,6 +65,13 @@ aio: $(CORE)
 cli-docs: $(CORE)
 	$(PY) tools/generate_cli_docs.py
 
+docs: $(DOCS)
+	$(PY) tools/build_docs.py
+
+# PYTHONS='python3.12 python3.13' tries the wheel with these, too.
+dist: $(DIST)
+	$(PY) tools/build_dist.py $(foreach each,$(PYTHONS),--python $(each))
+
 bench: $(BENCH)
 	$(PY) -m bench $(ARGS)
 
@@ -72,7 +83,7 @@ torture: $(TEST)
 	$(PY) -m pytest -n 2 --dist worksteal -m "torture or hypothesis" --hypothesis-profile=torture --timeout=3600 -rs $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # -- the set-up -----------------------------------------------------------------------------------
@@ -81,7 +92,7 @@ clean:
 # here, or the package taken out by hand. If not, every stamp is made again.
 FOUND := $(shell $(PY) -I -c "import importlib.util as u; print(u.find_spec('backtrail').origin)" 2>/dev/null)
 ifneq ($(FOUND),$(CURDIR)/src/backtrail/__init__.py)
-.PHONY: $(CORE) $(TEST) $(LINT) $(BENCH)
+.PHONY: $(CORE) $(TEST) $(LINT) $(BENCH) $(DOCS) $(DIST)
 endif
 
 # Make .venv if it has no working Python with pip. Some systems have pip but not ensurepip: theirs fills .venv then.
@@ -116,3 +127,13 @@ $(BENCH): pyproject.toml constraints.txt
 	$(venv)
 	$(install) ".[bench]"
 	@touch $(CORE) $(BENCH)
+
+$(DOCS): pyproject.toml constraints.txt
+	$(venv)
+	$(install) ".[docs]"
+	@touch $(CORE) $(DOCS)
+
+$(DIST): pyproject.toml constraints.txt
+	$(venv)
+	$(install) ".[dist]"
+	@touch $(CORE) $(DIST)

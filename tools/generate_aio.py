@@ -606,6 +606,7 @@ from backtrail.aio.thread import Thread
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable, Iterable, Mapping
 
     from backtrail.aio.executor import Executor
@@ -750,6 +751,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
+
+    from opentelemetry.trace import TracerProvider
 
     from backtrail.conversations.models import Message
     from backtrail.engine.redact import Redact

@@ -41,6 +41,15 @@ HEAD = ROOT / "tools" / "cli_head.md"
 URL = "sqlite:///agents.db"
 COLUMNS = 100
 _START = 1_790_000_000.0
+INSTALLED = {
+    "backtrail": "0.1.0",
+    "python": "3.13.1",
+    "system": "Linux-6.12-x86_64",
+    "sqlite": "3.54.1",
+    "packages": {"apsw": "3.54.1.0", "blake3": "1.0.11", "click": "8.5.1"},
+    "extras": {"langgraph": {"langgraph": None}, "postgres": {"psycopg": "3.3.8"}},
+}
+"""What `doctor` finds on the machine of the examples."""
 _PIPED = re.compile(r"^(echo .*) \| (backtrail .*)$")
 
 
@@ -78,6 +87,8 @@ def repeatable() -> Iterator[Clock]:
         stack.enter_context(mock.patch("socket.gethostname", return_value="host"))
         stack.enter_context(mock.patch("os.getpid", return_value=1))
         stack.enter_context(mock.patch.dict(os.environ, {"BACKTRAIL_URL": URL, "COLUMNS": str(COLUMNS), "TZ": "UTC"}))
+        stack.enter_context(mock.patch("backtrail.cli.commands.doctor.installed", return_value=INSTALLED))
+        stack.enter_context(mock.patch("backtrail.cli.commands.doctor._surroundings", return_value=()))
         time.tzset()
         yield clock
     time.tzset()

@@ -23,6 +23,7 @@ from backtrail.engine.tree.decode import Decoder, Unpacker
 from backtrail.engine.tree.tree import value_of
 from backtrail.engine.writer import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
+from backtrail.listing import ALWAYS, Period, before
 from backtrail.loading import loading
 from backtrail.models import AgentCheckpoint
 from backtrail.thread import Thread
@@ -172,14 +173,17 @@ class Collection:
     # -- listing ------------------------------------------------------------------------------------------
 
     def _listed(
-        self, agent: str | None, cursor: str | None = None, prefix: str | None = None
+        self, agent: str | None, cursor: str | None = None, prefix: str | None = None, period: Period = ALWAYS
     ) -> Iterator[tuple[ThreadRecord, Row]]:
         """Yield the threads that have a head, with their newest rows, latest activity first, after a cursor."""
-        after = None if cursor is None else _place_of(cursor)
+        after = before(period.until, None if cursor is None else _place_of(cursor))
         while True:
             backend = self._engine.session.reader.backend
             page = backend.threads(space=self._space, agent=agent, prefix=prefix, after=after, limit=_PAGE)
-            yield from page
+            for record, newest in page:
+                if period.since is not None and newest.created_at < period.since:
+                    return
+                yield record, newest
             if len(page) < _PAGE:
                 return
             after = (page[-1][1].created_at, page[-1][0].no)
@@ -191,9 +195,10 @@ class Collection:
         selects: Callable[[ThreadRecord], bool] = lambda _: True,
         *,
         prefix: str | None = None,
+        period: Period = ALWAYS,
     ) -> Iterator[tuple[ThreadRecord, Row, dict[str, Any] | str]]:
         """Yield each selected thread with its newest row and its `_header`. Deleted threads are skipped."""
-        for record, newest in self._listed(agent, cursor, prefix):
+        for record, newest in self._listed(agent, cursor, prefix, period):
             if selects(record):
                 with suppress(NotFound):
                     yield record, newest, self._header(record)

@@ -9,9 +9,10 @@ from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Tip
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.models import ThreadInfo, micros, when
-from backtrail.validation import check_id, plain
+from backtrail.validation import check_id, check_time, plain
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
@@ -28,6 +29,21 @@ class Scope(NamedTuple):
     space: str
     agent: str | None = None
     prefix: str | None = None
+
+
+class Period(NamedTuple):
+    """The time of the last write to a thread, in microseconds since 1970: from `since` on, before `until`."""
+
+    since: int | None = None
+    until: int | None = None
+
+
+ALWAYS: Final = Period()
+
+
+def period_of(since: dt.datetime | None, until: dt.datetime | None) -> Period:
+    """Return the period for a caller's arguments; `Invalid` if one is wrong."""
+    return Period(check_time(since, "since"), check_time(until, "until"))
 
 
 def scope_of(kind: str | None, agent: str | None = None, prefix: str | None = None) -> Scope:

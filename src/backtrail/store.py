@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from opentelemetry.trace import TracerProvider
+
     from backtrail.agents.repository import Agents
     from backtrail.backends.port import Backend, Row
     from backtrail.checkpoint import Checkpoint
@@ -86,6 +88,7 @@ def open(  # noqa: A001 - users write backtrail.open
     key: Key | None = None,
     keyring: str | os.PathLike[str] | None = None,
     redact: Redact | None = None,
+    telemetry: bool | TracerProvider = False,
 ) -> Store:
     """Open a store; create it if it does not exist.
 
@@ -95,7 +98,8 @@ def open(  # noqa: A001 - users write backtrail.open
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
     classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
     before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
-    common tokens) whose matches become "[redacted]".
+    common tokens) whose matches become "[redacted]". `telemetry` makes spans and metrics for OpenTelemetry, with the
+    process's tracer provider or the given one; see docs/telemetry.md.
 
     `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
     that is not beside the store. See docs/encryption.md.
@@ -122,6 +126,8 @@ def open(  # noqa: A001 - users write backtrail.open
         check_key(key)
     backend = backend_at(place, durability=durability, read_only=read_only, schema=schema)
     try:
+        if telemetry:
+            backend = _traced(backend, None if telemetry is True else telemetry)
         if key is None:
             _refuse_encrypted(backend)
         else:
@@ -167,6 +173,13 @@ def _redactor(redact: Redact) -> Redactor | None:
         from backtrail.engine.redact import redactor_of  # noqa: PLC0415 - few programs use it
 
     return redactor_of(redact)
+
+
+def _traced(backend: Backend, provider: TracerProvider | None) -> Backend:
+    with loading:
+        from backtrail.telemetry import traced  # noqa: PLC0415 - few stores need it
+
+    return traced(backend, provider)
 
 
 class Store:

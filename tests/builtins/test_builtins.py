@@ -134,6 +134,17 @@ def agents_story(model, store):
     assert model("agent_delete", agent_id="b")["deleted"] is False
 
 
+def times_story(model, store):
+    model("agent_save", agent_id="planner", name="Planner", agent_type="model")
+    model("conversation_save", agent_id="planner", conversation_id="lunch")
+    for tool, entries in (("agent_list", "agents"), ("conversation_list", "conversations")):
+        everything = model(tool)[entries]
+        assert len(everything) == 1
+        assert model(tool, since="2001-01-01T00:00:00Z", until="2999-01-01T00:00:00Z")[entries] == everything
+        assert model(tool, since="2999-01-01T00:00:00Z")[entries] == []
+        assert model(tool, until="2001-01-01T00:00:00Z")[entries] == []
+
+
 def conversations_story(model, store):
     said = {
         "id": "m1",
@@ -255,7 +266,7 @@ def checkpoints_story(model, store):
     assert stats == {name: getattr(measured, name) for name in stats}
 
 
-STORIES = [agents_story, conversations_story, checkpoints_story]
+STORIES = [agents_story, times_story, conversations_story, checkpoints_story]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
@@ -292,7 +303,7 @@ def test_schemas_are_valid_json_schema(tool):
 
 
 KEYWORDS = {
-    "string": {"enum"},
+    "string": {"enum", "format"},
     "integer": {"minimum", "maximum"},
     "boolean": set(),
     "array": {"items"},

@@ -30,7 +30,7 @@ WRONG = [
     ("agent_list", '{"limit": ' + "1" * 5000 + "}", r"are not JSON"),
     ("agent_list", "[" * 100_000, r"are not JSON"),
     ("agent_list", None, r"are an object, such as {}, not null"),
-    ("agent_list", {"limt": 3}, r"agent_list has no 'limt'; it takes limit, cursor"),
+    ("agent_list", {"limt": 3}, r"agent_list has no 'limt'; it takes limit, since, until, cursor"),
     ("conversation_list", {"agent_id": "a", "tags": "x"}, r"has no 'tags'; it takes tag, "),
     ("persistence_stats", {"x": 1}, r"persistence_stats has no 'x'; it takes nothing"),
     ("agent_list", {3: 1}, r"agent_list has no 3; it takes"),

@@ -3,12 +3,12 @@
 import click
 import pytest
 
-from backtrail.cli.commands import archives, builtins, catalog, edits, inspection, keys, maintenance, server
+from backtrail.cli.commands import archives, builtins, catalog, doctor, edits, inspection, keys, maintenance, server
 from backtrail.cli.main import cli, sections
 from tests.support.commands import ROOT, docs, good
 
 COMMANDS = [command for commands in sections().values() for command in commands]
-MODULES = (archives, builtins, catalog, edits, inspection, keys, maintenance, server)
+MODULES = (archives, builtins, catalog, doctor, edits, inspection, keys, maintenance, server)
 PAGE = (ROOT / "docs" / "cli.md").read_text()
 
 

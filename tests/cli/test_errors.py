@@ -54,7 +54,7 @@ LINES = {
     "serve": "serve --dry-run",
     "mcp": "mcp --dry-run",
 }
-WITHOUT_STORE = {"where", "copy", "restore-backup"}  # they take a URL and open nothing, or name both
+WITHOUT_STORE = {"where", "copy", "restore-backup", "doctor"}  # no store, two stores, or a store that may be missing
 MAKES = {"save", "import", "mcp"}
 NAMES_A_THREAD = {"log", "show", "diff", "fork", "rewind", "undo", "redo", "tag", "delete", "erase"}
 NAMES_A_CHECKPOINT = {"show", "diff", "fork", "rewind", "tag", "delete"}

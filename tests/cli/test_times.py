@@ -49,6 +49,17 @@ def test_any_other_text_is_not_a_time(text):
         Moment().convert(text, None, None)
 
 
+def test_agents_and_conversations_take_times(trip_store):
+    early, late = after(minutes=30), after(days=1)
+    assert [row["agent_id"] for row in good("agents", "--since", early, "--jsonl").rows] == ["planner"]
+    assert good("agents", "--since", late, "--jsonl").rows == []
+    assert "no agents in that time" in good("agents", "--since", late).err
+    assert "omit AGENT" in bad(2, "agents", "planner", "--since", early)
+    assert [row["id"] for row in good("conversations", "--since", early, "--jsonl").rows] == ["lunch"]
+    assert good("conversations", "planner", "--until", early, "--jsonl").rows == []
+    assert "in that time" in good("conversations", "--until", early).err
+
+
 def test_commands_take_times(trip_store):
     assert [row["step"] for row in good("log", "trip", "--since", after(seconds=60), "--jsonl").rows] == [3, 2]
     assert [row["step"] for row in good("log", "trip", "--until", after(seconds=60), "--jsonl").rows] == [1]

@@ -64,6 +64,30 @@ class Activity(Suite):
         assert [run.session_id for run in store.runs.list(since=since, until=until)] == ["b"]
         assert [run.session_id for run in store.runs.list(status="completed", until=until)] == ["b", "a"]
 
+    def test_agents_and_conversations_are_listed_by_the_time_of_their_last_write(self, store: Store) -> None:
+        clock = Clock(store)
+        start = moment(clock)
+        for name in ("a", "b", "c"):
+            store.agents.save(AgentState(name, name, "model"))
+            store.conversations.save(Conversation("a", id=name))
+            clock.advance(10)
+        store.conversations.append("a", Message.user("Again"))
+        since, until = start + dt.timedelta(seconds=10), start + dt.timedelta(seconds=20)
+
+        def agents(**filters: Any) -> list[str]:
+            return [info.agent_id for info in store.agents.list(**filters)]
+
+        def conversations(**filters: Any) -> list[str]:
+            return [info.id for info in store.conversations.list("a", **filters)]
+
+        assert (agents(since=since), conversations(since=since)) == (["c", "b"], ["a", "c", "b"])
+        assert (agents(until=until), conversations(until=until)) == (["b", "a"], ["b"])
+        assert agents(since=since, until=until) == conversations(since=since, until=until) == ["b"]
+        (first,) = store.agents.list(since=since, limit=1)
+        assert agents(since=since, after=first.cursor) == ["b"]
+        first = store.conversations.list("a", since=since, limit=1)[0]
+        assert conversations(since=since, until=moment(clock, 1), after=first.cursor) == ["c", "b"]
+
     @pytest.mark.parametrize("order", ["newest", "score"])
     def test_search_is_filtered_by_the_time_of_messages(self, store: Store, order: str) -> None:
         start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -136,6 +160,8 @@ class Activity(Suite):
             store.activity,
             thread.history,
             store.runs.list,
+            store.agents.list,
+            store.conversations.list,
             lambda **more: store.search("x", **more),
         )
         for call in calls:

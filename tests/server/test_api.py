@@ -208,6 +208,41 @@ def test_every_list_has_cursors(store, api, path):
     assert entries == whole
 
 
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("threads", "threads"),
+        ("threads/trip/history", "checkpoints"),
+        ("agents", "agents"),
+        ("conversations", "conversations"),
+        ("runs", "runs"),
+        ("search?query=soup", "hits"),
+    ],
+)
+def test_lists_are_limited_to_a_time(store, api, path, found):
+    store.agents.save(AgentState("planner", "Planner", "model"))
+    store.conversations.save(Conversation("planner", id="lunch", messages=[Message.user("Soup?")]))
+    with store.run("work", agent="planner"):
+        pass
+    path = f"/api/v1/{path}{'&' if '?' in path else '?'}"
+    shown = api.get(path).json()[found]
+    assert shown
+    early, late = "2001-01-01T00:00:00Z", "2999-01-01T02:00:00%2B02:00"
+    assert api.get(f"{path}since={early}&until={late}").json()[found] == shown
+    assert api.get(f"{path}since={late}").json()[found] == []
+    assert api.get(f"{path}until={early}").json()[found] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "2026-02-30T12:00:00Z", "0001-01-01T00:00:00%2B14:00", ""],
+)
+def test_time_without_a_zone_or_meaning_is_a_bad_request(api, text):
+    answer = api.get(f"/api/v1/threads?since={text}")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid.argument")
+    assert "such as 2026-01-31T12:00:00Z" in answer.json()["detail"]
+
+
 def test_listing_goes_on_after_a_change(store, api):
     for n in range(5):
         store.thread(f"t{n}").save({})

@@ -117,6 +117,7 @@ def commands(text):
         ["activity", "--since", "1s"],
         ["stats"],
         ["where"],
+        ["doctor"],
         ["serve", "--dry-run", "--token", "a-secret-token"],
         ["mcp", "--dry-run"],
         ["save", trip, "new.json"],

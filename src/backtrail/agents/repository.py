@@ -22,6 +22,7 @@ from backtrail.engine.manifests import AGENT, SPACE, erased_names
 from backtrail.engine.schema.upcast import upcasted
 from backtrail.engine.writer import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
+from backtrail.listing import period_of
 from backtrail.models import AgentCheckpoint, AgentInfo, Diff
 from backtrail.runs.history import since, tell
 from backtrail.validation import check_count, check_duration, check_id, check_kind, plain, to_data
@@ -113,12 +114,21 @@ class Agents(Collection):
         except NotFound:
             return None
 
-    def list(self, *, limit: int | None = None, after: str | None = None) -> AgentInfos:
+    def list(
+        self,
+        *,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> AgentInfos:
         """Return the agents that have a state, newest activity first. A damaged state is listed with its error.
 
-        `after` continues after an entry of an earlier listing: its `cursor`.
+        `since` and `until` list agents whose state was last written in that time. `after` continues after an entry of
+        an earlier listing: its `cursor`.
         """
-        entries = islice(self._headers(None, after), None if limit is None else check_count(limit, "limit"))
+        headers = self._headers(None, after, period=period_of(since, until))
+        entries = islice(headers, None if limit is None else check_count(limit, "limit"))
         return [_info(record.name, header, cursor_of(record, newest)) for record, newest, header in entries]
 
     def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-LOG: Final = logging.getLogger("backtrail")
+LOG: Final = logging.getLogger("backtrail.agents")
 DESCRIPTION: Final = "Automatic checkpoint"
 
 

@@ -49,12 +49,20 @@ class Agents:
         return await self._executor.apart(self._sync.get, agent_id)
 
     @called
-    async def list(self, *, limit: int | None = None, after: str | None = None) -> AgentInfos:
+    async def list(
+        self,
+        *,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> AgentInfos:
         """Return the agents that have a state, newest activity first. A damaged state is listed with its error.
 
-        `after` continues after an entry of an earlier listing: its `cursor`.
+        `since` and `until` list agents whose state was last written in that time. `after` continues after an entry of
+        an earlier listing: its `cursor`.
         """
-        return await self._executor.apart(self._sync.list, limit=limit, after=after)
+        return await self._executor.apart(self._sync.list, since=since, until=until, limit=limit, after=after)
 
     @called
     async def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:

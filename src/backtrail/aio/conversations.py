@@ -12,6 +12,7 @@ from backtrail.aio.thread import Thread
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable, Iterable, Mapping
 
     from backtrail.aio.executor import Executor
@@ -107,15 +108,26 @@ class Conversations:
         archived: bool | None = None,
         tag: str | None = None,
         prefix: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
         """List the conversations of an agent, or of all agents, latest activity first, without messages.
 
-        `prefix` is the beginning of their ids; `after` continues after an entry of an earlier listing: its `cursor`.
+        `prefix` is the beginning of their ids. `since` and `until` list conversations whose last write was in that
+        time. `after` continues after an entry of an earlier listing: its `cursor`.
         """
         return await self._executor.apart(
-            self._sync.list, agent_id, archived=archived, tag=tag, prefix=prefix, limit=limit, after=after
+            self._sync.list,
+            agent_id,
+            archived=archived,
+            tag=tag,
+            prefix=prefix,
+            since=since,
+            until=until,
+            limit=limit,
+            after=after,
         )
 
     @called

@@ -13,6 +13,7 @@ a dropped executor nor the end of the interpreter waits for them.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import itertools
 import os
@@ -48,10 +49,23 @@ _PAGE: Final = 100
 class Job(Generic[T]):
     """One operation, and the coroutine that waits for it. Only the thread of its event loop touches `future`."""
 
-    __slots__ = ("_claimed", "_done", "_error", "_loop", "_owner", "_work", "future", "result", "unwanted", "withdrawn")
+    __slots__ = (
+        "_claimed",
+        "_context",
+        "_done",
+        "_error",
+        "_loop",
+        "_owner",
+        "_work",
+        "future",
+        "result",
+        "unwanted",
+        "withdrawn",
+    )
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
+        self._context = contextvars.copy_context()  # the spans of the work belong to the task
         self._owner = transaction.current()
         self._loop = asyncio.get_running_loop()
         self._claimed = threading.Lock()
@@ -79,7 +93,7 @@ class Job(Generic[T]):
         acting = transaction.acting
         before, acting.caller = acting.caller, self._owner
         try:
-            self.result = self._work()
+            self.result = self._context.run(self._work)
         except BaseException as error:  # noqa: BLE001 - raised in the task that waits
             self._error = error
         finally:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
+    from opentelemetry.trace import TracerProvider
+
     from backtrail.conversations.models import Message
     from backtrail.engine.redact import Redact
     from backtrail.maintenance.retention import Policy
@@ -59,6 +61,7 @@ def open(  # noqa: A001 - as backtrail.open
     key: Key | None = None,
     keyring: str | os.PathLike[str] | None = None,
     redact: Redact | None = None,
+    telemetry: bool | TracerProvider = False,
 ) -> Opening[sync.Store, Store]:
     """Open a store; create it if it does not exist.
 
@@ -70,7 +73,8 @@ def open(  # noqa: A001 - as backtrail.open
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
     classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
     before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
-    common tokens) whose matches become "[redacted]".
+    common tokens) whose matches become "[redacted]". `telemetry` makes spans and metrics for OpenTelemetry, with the
+    process's tracer provider or the given one; see docs/telemetry.md.
 
     `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
     that is not beside the store. See docs/encryption.md.
@@ -89,6 +93,7 @@ def open(  # noqa: A001 - as backtrail.open
         key=key,
         keyring=keyring,
         redact=redact,
+        telemetry=telemetry,
     )
     return Opening(make, Store, sync.Store.close)
 

@@ -39,7 +39,11 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "catalog": "threads agents conversations runs stats where",
     },
     "Change": {"edits": "save fork rewind undo redo restore settle tag delete erase"},
-    "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup", "keys": "keys"},
+    "Keep": {
+        "maintenance": "prune gc verify reindex migrate backup restore-backup",
+        "keys": "keys",
+        "doctor": "doctor",
+    },
     "Move": {"archives": "export import copy"},
     "Call": {"builtins": "call", "server": "serve mcp"},
 }

@@ -26,10 +26,12 @@ from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import SPLICE, Op, Tree, locate
 from backtrail.engine.writer import ANYTHING, Key
 from backtrail.errors import Conflict, Invalid, NotFound
+from backtrail.listing import period_of
 from backtrail.models import MISSING, ConversationInfo, Items, Sentinel, when
 from backtrail.validation import check_count, check_id, check_query, plain, to_data
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable, Iterable
 
     from backtrail.backends.port import Row, ThreadRecord
@@ -176,12 +178,15 @@ class Conversations(Collection):
         archived: bool | None = None,
         tag: str | None = None,
         prefix: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
         """List the conversations of an agent, or of all agents, latest activity first, without messages.
 
-        `prefix` is the beginning of their ids; `after` continues after an entry of an earlier listing: its `cursor`.
+        `prefix` is the beginning of their ids. `since` and `until` list conversations whose last write was in that
+        time. `after` continues after an entry of an earlier listing: its `cursor`.
         """
         agent = None if agent_id is MISSING else check_id(agent_id, "an agent's id")
         if limit is not None:
@@ -193,8 +198,9 @@ class Conversations(Collection):
         if not isinstance(prefix, str | None):
             raise Invalid(f"prefix must be the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
         prefix = None if prefix is None else plain(prefix)
+        period = period_of(since, until)
         infos: Infos = []
-        for record, newest, header in self._headers(agent, after, prefix=prefix):
+        for record, newest, header in self._headers(agent, after, prefix=prefix, period=period):
             if limit is not None and len(infos) >= limit:
                 break
             info = _info(record, newest, header)

@@ -34,6 +34,7 @@ from backtrail.operations.schema import (
     LIMIT,
     PAGE,
     PART,
+    PERIOD,
     TEXT,
     TIME,
     arguments,
@@ -49,6 +50,8 @@ from backtrail.operations.schema import (
 from backtrail.operations.table import Answer, Effect, Operation, operation
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from backtrail.models import AgentCheckpoint, AgentInfo
     from backtrail.store import Store
 
@@ -232,13 +235,20 @@ def agent_delete(store: Store, *, agent_id: str) -> Answer:
 @operation(
     "GET /agents",
     "List all persisted agents.",
-    arguments(**PAGE),
+    arguments(**PERIOD, **PAGE),
     listing("agents", _AGENT_ENTRY),
 )
-def agent_list(store: Store, *, limit: int = LIMIT, cursor: str | None = None) -> Answer:
+def agent_list(
+    store: Store,
+    *,
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
+    limit: int = LIMIT,
+    cursor: str | None = None,
+) -> Answer:
     """List the agents, latest activity first."""
     (after,) = decode_cursor("agent_list", cursor, 1)
-    agents = store.agents.list(limit=limit + 1, after=after)
+    agents = store.agents.list(since=since, until=until, limit=limit + 1, after=after)
     return listed("agent_list", "agents", agents, _agent_entry, limit)
 
 

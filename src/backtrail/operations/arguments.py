@@ -1,13 +1,16 @@
 """Validation of an operation's arguments against its schema: the part of JSON Schema that the schemas use.
 
 That is type, enum, minimum, maximum, minLength, maxLength, minItems, items, properties, required and
-additionalProperties; a schema without a type takes any JSON value. An error names the path of the argument and says
+additionalProperties, and the format date-time of an argument, which becomes a datetime. A schema without a type takes
+any JSON value. An error names the path of the argument and says
 what to send instead. Null means absent for an optional argument.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.errors import Invalid
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _REPR_MAX: Final = 60
+_DATE_TIME: Final = re.compile(r"(?ai)\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
 class _JsonType(NamedTuple):
@@ -39,10 +43,12 @@ _TYPES: Final = {
 def check_arguments(operation: str, schema: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Check the arguments of an operation against its schema; return those that are not null, or raise `Invalid`."""
     _check_object(arguments, schema, "", operation)
-    given = {}
+    given: dict[str, Any] = {}
     for name, value in arguments.items():
         kind = schema["properties"][name].get("type")
-        if value is not None or kind is None:
+        if value is not None and "format" in schema["properties"][name]:
+            given[name] = _parsed_time(value, name)
+        elif value is not None or kind is None:
             given[name] = int(value) if kind == "integer" else value  # 3.0 is a whole number in JSON Schema
     return given
 
@@ -98,6 +104,17 @@ def _check(value: Any, schema: dict[str, Any], path: str) -> None:
             _check(item, schema["items"], f"{path}[{at}]")
     elif schema["type"] == "object":
         _check_object(value, schema, f"{path}.", path)
+
+
+def _parsed_time(text: str, path: str) -> dt.datetime:
+    """Return the time of a text: a date-time of RFC 3339, with a zone; otherwise `Invalid`."""
+    try:
+        parsed = dt.datetime.fromisoformat(text.upper()) if _DATE_TIME.fullmatch(text) else None
+        if parsed is not None:
+            return parsed.astimezone(dt.UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise _wrong(path, "a time with a zone, such as 2026-01-31T12:00:00Z", text)
 
 
 def _length(value: Any) -> int:

@@ -34,6 +34,7 @@ from backtrail.operations.schema import (
     MESSAGES,
     PAGE,
     PART,
+    PERIOD,
     TEXT,
     TIME,
     arguments,
@@ -50,6 +51,8 @@ from backtrail.operations.schema import (
 from backtrail.operations.table import Answer, Effect, Operation, operation
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from backtrail.models import ConversationInfo
     from backtrail.store import Store
 
@@ -273,6 +276,7 @@ def conversation_delete(store: Store, *, conversation_id: str) -> Answer:
         agent_id=text("The agent's id; omit it for the conversations of all agents."),
         archived=flag("Only archived (true) or not archived (false) conversations; omit it for all."),
         tag=text("Only conversations with this tag."),
+        **PERIOD,
         **PAGE,
     ),
     listing("conversations", result(("damaged",), **_ENTRY)),
@@ -283,13 +287,17 @@ def conversation_list(
     agent_id: str | None = None,
     archived: bool | None = None,
     tag: str | None = None,
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
     limit: int = LIMIT,
     cursor: str | None = None,
 ) -> Answer:
     """List the conversations of an agent, latest activity first."""
     (after,) = decode_cursor("conversation_list", cursor, 1)
     agent = MISSING if agent_id is None else agent_id
-    infos = store.conversations.list(agent, archived=archived, tag=tag, limit=limit + 1, after=after)
+    infos = store.conversations.list(
+        agent, archived=archived, tag=tag, since=since, until=until, limit=limit + 1, after=after
+    )
     return listed("conversation_list", "conversations", infos, _conversation_entry, limit)
 
 

@@ -13,6 +13,7 @@ from backtrail.operations.schema import (
     FLAG,
     LIMIT,
     PAGE,
+    PERIOD,
     TEXT,
     TIME,
     arguments,
@@ -28,6 +29,8 @@ from backtrail.operations.table import Answer, Effect, Operation, operation
 from backtrail.runs.strategies import RunState
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from backtrail.engine.journal import Call
     from backtrail.runs.repository import RunRecord
     from backtrail.runs.strategies import ToolCallRecord
@@ -70,6 +73,7 @@ _CALL: Final = result(
         (),
         agent_id=name("Only runs of this agent."),
         status=one_of(RunState, "Only runs with this status."),
+        **PERIOD,
         **PAGE,
     ),
     listing("runs", result(("damaged",), **_ENTRY)),
@@ -79,13 +83,15 @@ def run_list(
     *,
     agent_id: str | None = None,
     status: str | None = None,
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
     limit: int = LIMIT,
     cursor: str | None = None,
 ) -> Answer:
     """List runs. A cursor names the last run: a run that becomes active meanwhile may be listed twice."""
     last, place = decode_cursor("run_list", cursor, 2)
     skip = whole_number(place) or 0
-    runs = store.runs.list(agent=agent_id, status=status, limit=skip + limit + 1)
+    runs = store.runs.list(agent=agent_id, status=status, since=since, until=until, limit=skip + limit + 1)
     at = next((at + 1 for at, run in enumerate(runs) if run.session_id == last), skip)
     entries, more = page(map(_run_entry, runs[at:]), limit)
     end = encode_cursor("run_list", entries[-1]["run_id"], str(at + len(entries))) if more else None

@@ -33,6 +33,11 @@ def name(description: str) -> Schema:
     return {"type": "string", "description": description, "minLength": 1, "maxLength": 512}
 
 
+def moment(description: str) -> Schema:
+    """Return the schema of a time with a zone: a date-time of RFC 3339."""
+    return {"type": "string", "format": "date-time", "description": description, "examples": ["2026-01-31T12:00:00Z"]}
+
+
 def one_of(kind: type[StrEnum] | Iterable[str], description: str, default: str | None = None) -> Schema:
     """Return the schema of a text that is one of several words."""
     schema = text(description) | {"enum": [str(member) for member in kind]}
@@ -108,6 +113,11 @@ PAGE: Final = {
     "cursor": text("The next_cursor of the previous page; omit it for the first page."),
 }
 """The arguments of an operation that returns a page."""
+PERIOD: Final = {
+    "since": moment("Only from this time on, such as 2026-01-31T12:00:00Z."),
+    "until": moment("Only before this time."),
+}
+"""The arguments of an operation that lists what happened in a time."""
 PART: Final = {
     "max_chars": number("With path: at most this many characters of the value.", 1, CHARS_MAX, CHARS),
     "offset": number("With path: the first character to return; next_offset of the previous part.", 0, None, 0),

@@ -14,6 +14,7 @@ from backtrail.operations.schema import (
     FLAG,
     LIMIT,
     PAGE,
+    PERIOD,
     TEXT,
     TIME,
     Schema,
@@ -59,6 +60,7 @@ _STATS: Final = (
         thread_id=name("Only threads with this id."),
         kind=one_of(KINDS, "Only threads of this kind."),
         order=one_of(("newest", "score"), "The order of the hits.", "newest"),
+        **PERIOD,
         **PAGE,
     ),
     listing(
@@ -86,6 +88,8 @@ def search(
     thread_id: str | None = None,
     kind: str | None = None,
     order: str = "newest",
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
     limit: int = LIMIT,
     cursor: str | None = None,
 ) -> Answer:
@@ -98,6 +102,8 @@ def search(
         thread=thread_id,
         kind=kind,
         order=order,
+        since=since,
+        until=until,
         limit=limit + 1,
         after=after,
     )

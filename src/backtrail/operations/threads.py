@@ -28,6 +28,7 @@ from backtrail.operations.schema import (
     FLAG,
     LIMIT,
     PAGE,
+    PERIOD,
     TEXT,
     TIME,
     Schema,
@@ -117,6 +118,7 @@ def handle(store: Store, kind: str, thread_id: str) -> Thread[Any]:
         kind=_THREAD["kind"],
         agent_id=name("Only threads of this agent."),
         prefix=text("Only threads whose id begins with this."),
+        **PERIOD,
         **PAGE,
     ),
     listing("threads", result(("damaged",), **_INFO)),
@@ -127,13 +129,16 @@ def thread_list(
     kind: str = "thread",
     agent_id: str | None = None,
     prefix: str | None = None,
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
     limit: int = LIMIT,
     cursor: str | None = None,
 ) -> Answer:
     """List threads without loading states."""
     last, moment = decode_cursor("thread_list", cursor, 2)
     after = None if last is None else _place(kind, last, moment)
-    infos = [*store.threads(kind=kind, agent=agent_id, prefix=prefix, limit=limit + 1, after=after)]
+    where = {"kind": kind, "agent": agent_id, "prefix": prefix}
+    infos = [*store.threads(**where, since=since, until=until, limit=limit + 1, after=after)]
     entries, more = page(map(_info_entry, infos), limit)
     end = entries[-1] if more else None
     return {
@@ -192,6 +197,7 @@ def thread_show(store: Store, *, thread_id: str, kind: str = "thread") -> Answer
         **_THREAD,
         label=name("Only checkpoints with this label."),
         tag=name("Only checkpoints with this tag."),
+        **PERIOD,
         **PAGE,
     ),
     listing("checkpoints", _CHECKPOINT),
@@ -203,13 +209,16 @@ def thread_history(
     kind: str = "thread",
     label: str | None = None,
     tag: str | None = None,
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
     limit: int = LIMIT,
     cursor: str | None = None,
 ) -> Answer:
     """List checkpoints from the head to the root, without their states."""
     (before,) = decode_cursor("thread_history", cursor, 1)
     thread = _existing(store, kind, thread_id)
-    shown = [*thread.history(newest_first=True, limit=limit + 1, before=before, label=label, tag=tag)]
+    where: dict[str, Any] = {"label": label, "tag": tag, "since": since, "until": until}
+    shown = [*thread.history(newest_first=True, limit=limit + 1, before=before, **where)]
     return _checkpoints("thread_history", shown, lambda each: _checkpoint_entry(kind, each), limit)
 
 

@@ -27,7 +27,7 @@ from backtrail.engine.schema.registry import PlainFallback
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-LOG: Final = logging.getLogger("backtrail")
+LOG: Final = logging.getLogger("backtrail.adapters")
 _FACTORIES: Final[dict[str, Any]] = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
 
 

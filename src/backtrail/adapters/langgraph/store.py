@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from backtrail import Checkpoint, Editor, Thread, aio
     from backtrail.adapters.adapter_store import StoreSource
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logging.getLogger("backtrail.adapters")
 _ITEMS: Final = "items"
 _NAMESPACE: Final = "namespace"
 _REFRESHED: Final = "refreshed"

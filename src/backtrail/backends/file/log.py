@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from backtrail.backends.file.directory import Generation
     from backtrail.backends.tables.changes import Body, Change
 
-LOG: Final = logging.getLogger("backtrail")
+LOG: Final = logging.getLogger("backtrail.backends")
 BASE: Final = 0
 """The file number of the base; log files count from 1."""
 SYNC_FRAMES: Final = 1000

@@ -129,23 +129,36 @@ def threads(
 
 @command(examples=("backtrail agents", "backtrail agents planner"))
 @click.argument("agent", required=False)
+@time_options
 @rows_option()
-def agents(session: Invocation, *, out: Output, agent: str | None, rows: int) -> None:
+def agents(
+    session: Invocation,
+    *,
+    out: Output,
+    agent: str | None,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
+    rows: int,
+) -> None:
     """List the agents, or the checkpoints of AGENT.
 
     `backtrail restore` restores a checkpoint. An agent that only owns conversations, runs or threads has no state, and
-    comes after the others.
+    comes after the others; --since and --until list only agents whose state was last saved in that time.
     """
+    in_period = since is not None or until is not None
+    if agent is not None and in_period:
+        raise click.UsageError("--since and --until are for the list of agents: omit AGENT")
     with session.read() as store:
         if agent is not None:
             _agent_checkpoints(session, store, out, agent, rows)
             return
-        shown, more = first_items(iter(store.agents.list(limit=rows + 1 if rows else None)), rows)
-        named, is_complete = ({}, True) if more else _without_state(store)
+        listed = store.agents.list(since=since, until=until, limit=rows + 1 if rows else None)
+        shown, more = first_items(iter(listed), rows)
+        named, is_complete = ({}, True) if more or in_period else _without_state(store)
         if rows and len(shown) + len(named) > rows:
             named, more = dict(list(named.items())[: rows - len(shown)]), True
         if out.human and not shown and not named:
-            _nothing(session, store, "agents", "agent", narrowed=False)
+            _nothing(session, store, "agents" + _in_period(since, until), "agent", narrowed=in_period)
     if not out.human:
         out.values([*shown, *(_name_only(name) for name in named)])
     else:
@@ -248,9 +261,18 @@ def _about_agent(kind: str, agent: str) -> list[str]:
 @click.argument("agent", required=False)
 @click.option("--archived/--not-archived", default=None, help="Only archived conversations, or only others.")
 @click.option("--tag", metavar="TAG", help="Only conversations with this tag.")
+@time_options
 @rows_option()
 def conversations(
-    session: Invocation, *, out: Output, agent: str | None, archived: bool | None, tag: str | None, rows: int
+    session: Invocation,
+    *,
+    out: Output,
+    agent: str | None,
+    archived: bool | None,
+    tag: str | None,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
+    rows: int,
 ) -> None:
     """List the conversations, or those of AGENT.
 
@@ -258,7 +280,8 @@ def conversations(
     """
     with session.read() as store:
         owner = () if agent is None else (agent,)
-        listed = store.conversations.list(*owner, archived=archived, tag=tag, limit=rows + 1 if rows else None)
+        filters: dict[str, Any] = {"archived": archived, "tag": tag, "since": since, "until": until}
+        listed = store.conversations.list(*owner, **filters, limit=rows + 1 if rows else None)
         shown, more = first_items(iter(listed), rows)
         if not shown and agent is not None:
             require_agent(store, agent)
@@ -266,7 +289,8 @@ def conversations(
             of = f" of agent {agent!r}" if agent is not None else ""
             which = "" if archived is None else " that are archived" if archived else " that are not archived"
             what = f"conversations{of}{which}" + (f" with the tag {tag!r}" if tag is not None else "")
-            narrowed = any(each is not None for each in (agent, archived, tag))
+            what += _in_period(since, until)
+            narrowed = any(each is not None for each in (agent, *filters.values()))
             _nothing(session, store, what, "conversation", narrowed=narrowed)
     if not out.human:
         out.values(shown)
