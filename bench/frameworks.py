@@ -1,6 +1,6 @@
 """`make bench-peers`: one chat, kept by the stores that frameworks bring along and by ours, side by side.
 
-    make bench-peers                              all of it: about half an hour, and 6 GB in a temporary directory
+    make bench-peers                              all of it: up to an hour, and 6 GB in a temporary directory
     make bench-peers ARGS=--quick                 100 turns instead of 1,000
     make bench-peers ARGS="--only langgraph"      one framework
 

@@ -46,7 +46,9 @@ def conversations(directory: Path, _: Place | None, scale: Scale) -> Compared:
             _kept(OURS, ours, turns, runner.run, partial(pages, directory / "ours.db")),
         ]
         sides = {side.name: side for side in measure(chats, scale)}
-    figures = turns_of(sides[THEIRS], sides[OURS], scale) + against(sides[THEIRS], sides[OURS], sides[ALONE], {})
+    figures = turns_of(sides[THEIRS], sides[OURS], scale, gated=False) + against(
+        sides[THEIRS], sides[OURS], sides[ALONE], {}
+    )
     return Compared(figures, sides=list(sides.values()))
 
 

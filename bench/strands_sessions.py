@@ -87,7 +87,7 @@ def measured(directory: Path, scale: Scale) -> Compared:
         sides = {side.name: side for side in measure(chats, scale)}
     figures = []
     for theirs, ours in {FILES: OURS, SNAPSHOTS: OUR_SNAPSHOTS}.items():
-        figures += turns_of(sides[theirs], sides[ours], scale)
+        figures += turns_of(sides[theirs], sides[ours], scale, gated=False)
         figures += against(sides[theirs], sides[ours], sides[ALONE], {})
     return Compared(figures, sides=list(sides.values()))
 

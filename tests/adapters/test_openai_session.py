@@ -449,4 +449,5 @@ def test_items_of_reverses_message_of():
     for item in ({"x": 1}, user("x"), call("c")):
         assert items_of(to_data(message_of(item, "x")), "x") == [item]
         assert json.loads(json.dumps(item)) == item
-    assert importlib.import_module("backtrail.adapters.openai").__all__ == ["BacktrailSession", "Repair", "Turn"]
+    public = ["BacktrailSession", "Repair", "Turn", "check_database", "import_database"]
+    assert importlib.import_module("backtrail.adapters.openai").__all__ == public

@@ -216,7 +216,7 @@ class _PostgresDatabase:
         try:
             rows: list[tuple[Any, ...]] = self._cursor.execute(statement, values).fetchall()
         except psycopg.Error as error:
-            raise Unavailable(f"{shown(self._url)}: {error}", code="unavailable.postgres") from error
+            raise Unavailable(f"{shown(self._url)}: {error}", code="unavailable.postgresql") from error
         return rows
 
 
