@@ -89,16 +89,25 @@ def destroy_keys(reader: StoreReader, threads: Sequence[ThreadRecord]) -> int:
     """Destroy the keys of threads whose contents were deleted and collected; return how many keys.
 
     What is left of a thread, its rows without contents, gets a new key first: so its id can be used again. All that the
-    old keys sealed cannot be read again, in any backup.
+    old keys sealed cannot be read again, in any backup. If a thread is in use again, this takes 10 seconds.
     """
     backend = sealed_backend(reader)
     uids = [record.uid for record in threads]
     backend.keyring.add_generation(uids)
     backend.forget_keys()
+    _seal_rows(reader, threads)
+    newest = backend.newest_of([record.no for record in threads])
+    if any(row.head for row in newest.values()):  # a thread is in use again: its users must know the new key
+        backend.keyring.announce()
+        time.sleep(2 * keyrings.FRESH)
+        _seal_rows(reader, threads)
+    return backend.keyring.destroy(uids, keep_newest=True)
+
+
+def _seal_rows(reader: StoreReader, threads: Sequence[ThreadRecord]) -> None:
     for record in threads:
         for page in gc.row_pages(reader, record, log.MAX_SEQ):
-            backend.rewrite(record.no, [row for row in page if log.is_sound(row, record.uid)])
-    return backend.keyring.destroy(uids, keep_newest=True)
+            reader.backend.rewrite(record.no, [row for row in page if log.is_sound(row, record.uid)])
 
 
 class _Rotation:
