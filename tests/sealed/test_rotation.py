@@ -1,6 +1,7 @@
 """Keys that rotate and keys that are destroyed: what can be read afterwards, by whom, and after any interruption."""
 
 import os
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -327,6 +328,67 @@ def test_destroyed_key_makes_every_copy_unreadable(opener, tmp_path):
             backup.gc()
             backup.verify(repair=True)
             assert backup.verify().ok
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["alone", "in a group"])
+@pytest.mark.parametrize("when", ["add_generation", "destroy"])
+@pytest.mark.parametrize("before", [False, True], ids=["after it", "before it"])
+def test_thread_that_starts_again_during_an_erasure_is_readable(tmp_path, monkeypatch, grouped, when, before):
+    """Another process, which knows the old key, saves to the erased id at each moment of the erasure."""
+    with sealed_at("sqlite", tmp_path) as opener, opener() as store, opener() as other:
+        store.thread("t").save({"n": "erased"})
+        assert other.thread("t").load().state == {"n": "erased"}
+        monkeypatch.setattr(keyrings, "FRESH", 3600.0)  # nobody looks at the keyring by itself
+        monkeypatch.setattr(rotation.time, "sleep", lambda _: monkeypatch.setattr(keyrings, "FRESH", 0.0))
+        record = store._backend.find_thread("thread", "t")
+        store.thread("t").delete()
+        store.gc()
+        method = getattr(Keyring, when)
+
+        def save():
+            with other._engine.group() if grouped else nullcontext():
+                other.thread("t").save({"n": 1})
+            other.thread("t").save({"n": 2})
+
+        def interrupted(self, *args, **options):
+            if before:
+                save()
+            result = method(self, *args, **options)
+            if not before:
+                save()
+            return result
+
+        with mock.patch.object(Keyring, when, interrupted):
+            rotation.destroy_keys(store._backend, [record])
+        other.thread("t").save({"n": 3})
+    with sealed_at("sqlite", tmp_path) as opener, opener() as store:
+        assert [each.state["n"] for each in store.thread("t").history()] == [1, 2, 3]
+        assert store.verify().ok
+
+
+def test_row_committed_while_its_key_is_replaced_is_sealed_again(tmp_path, monkeypatch):
+    """It starts an erased thread again with the old key, and is committed after the erasure has sealed the rest."""
+    with sealed_at("sqlite", tmp_path) as opener, opener() as store, opener() as other:
+        store.thread("t").save({"n": "erased"})
+        assert other.thread("t").load().state == {"n": "erased"}
+        record = store._backend.find_thread("thread", "t")
+        store.thread("t").delete()
+        store.gc()
+        monkeypatch.setattr(keyrings, "FRESH", 3600.0)
+        below = other._backend.below
+        commit = below.commit
+
+        def erased_meanwhile(batch):
+            below.commit = commit
+            rotation.destroy_keys(store._backend, [record])
+            return commit(batch)
+
+        below.commit = erased_meanwhile
+        other.thread("t").save({"n": 1})
+        other.thread("t").save({"n": 2})
+    with sealed_at("sqlite", tmp_path) as opener, opener() as store:
+        assert [each.state["n"] for each in store.thread("t").history()] == [1, 2]
+        assert store.verify().ok
 
 
 def test_chunks_of_a_destroyed_thread_cannot_be_opened_with_all_other_keys(tmp_path):

@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.backends.port import SEALED, Batch, MissingChunks, Phrase, ThreadTip, is_one_row
+from backtrail.backends.port import ERASED, SEALED, Batch, MissingChunks, Phrase, ThreadTip, is_one_row
 from backtrail.errors import Corrupt, Unavailable
 from backtrail.sealed import keyring as keyrings
 from backtrail.sealed.cipher import CHUNK_OVERHEAD, ROW_OVERHEAD, ThreadCipher
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from backtrail.sealed.cipher import StoreCipher
     from backtrail.sealed.keyring import Keyring
 
+_MAX_SEQ: Final = (1 << 32) - 1
 _KEPT: Final = 20_000
 """The most threads whose ciphers are kept by number."""
 
@@ -55,6 +56,8 @@ class _Calling(threading.local):
 
     ciphers: dict[int, ThreadCipher] | None = None
     """The ciphers of threads by number that its open group has found: if it is dropped, others may get the numbers."""
+    renewed: dict[int, ThreadCipher] | None = None
+    """The threads that its open group has started again, with the keys that it used."""
 
 
 class SealedBackend:
@@ -292,6 +295,7 @@ class SealedBackend:
             self.rewrite(no, each, batch.chunks)
 
     def _commit(self, batch: Batch) -> tuple[int, ...]:
+        renewed = {no: self._again(no) for no, _ in batch.renew if no >= 0}  # the old keys may have been destroyed
         known = self._known()
         created = self.keyring.ensure([new.uid for new in batch.threads]) if batch.threads else {}
         new = {-at: created[each.uid] for at, each in enumerate(batch.threads, 1)}
@@ -307,7 +311,24 @@ class SealedBackend:
             raise MissingChunks(frozenset(touched[each] for each in error.digests)) from error
         for no, each in zip(numbers, batch.threads, strict=True):
             _keep(known, no, created[each.uid])
+        if self._calling.renewed is None:
+            self._check_renewed(renewed)
+        else:
+            self._calling.renewed |= renewed
         return numbers
+
+    def _check_renewed(self, renewed: dict[int, ThreadCipher]) -> None:
+        """Seal the rows of threads that were started again with new keys, if they have got new ones meanwhile.
+
+        An erasure gives a thread a new key, seals what is left of it, and destroys the old key. It does not wait for
+        other processes: whoever starts an erased thread again looks at its key before and after.
+        """
+        for no, used in renewed.items():
+            if self._again(no).last == used.last:
+                continue
+            stored = self.below.rows(no, [(1, _MAX_SEQ)], payload=True)
+            rows = [used.open(row) for row in stored if not self.is_current(no, row)]
+            self.rewrite(no, [row for row in rows if row.check not in (b"", ERASED)])
 
     def _sealed_chunks(self, chunks: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
         if not chunks:
@@ -321,17 +342,19 @@ class SealedBackend:
         self._fresh()
         with self.below.group():
             version, begun, known = self._version, time.monotonic(), self._ciphers
-            self._calling.ciphers = {}
+            self._calling.ciphers, self._calling.renewed = {}, {}
             try:
                 yield
             finally:
                 found, self._calling.ciphers = self._calling.ciphers, None
+                renewed, self._calling.renewed = self._calling.renewed, None
             if time.monotonic() - begun > keyrings.FRESH and self._has_new_keys(version):
                 raise Unavailable(
                     "the keys of the store were rotated during a long write: nothing of it was written; repeat it",
                     code="unavailable.rotated",
                 )
         known.update(found)
+        self._check_renewed(renewed)
 
     # -- search ---------------------------------------------------------------------------------------
 

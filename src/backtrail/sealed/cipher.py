@@ -73,14 +73,14 @@ class Generation(NamedTuple):
 class ThreadCipher:
     """Seals and opens the rows and texts of one thread. New bytes get the newest generation of its key."""
 
-    __slots__ = ("_current", "_generations", "_last")
+    __slots__ = ("_current", "_generations", "last")
 
     def __init__(self, secrets: Mapping[int, bytes], last: int) -> None:
         self._generations = {
             number: Generation(bytes((FORMAT, number)), aead(secret)) for number, secret in secrets.items()
         }
         self._current = self._generations[max(secrets)] if secrets else None
-        self._last = last
+        self.last = last
         """The number of the newest generation that there ever was."""
 
     @property
@@ -90,7 +90,7 @@ class ThreadCipher:
 
     def is_behind(self, sealed: bytes) -> bool:
         """Tell whether sealed bytes have a newer key than this object knows: another process has made one."""
-        return type(sealed) is bytes and len(sealed) >= ROW_OVERHEAD and sealed[0] == FORMAT and sealed[1] > self._last
+        return type(sealed) is bytes and len(sealed) >= ROW_OVERHEAD and sealed[0] == FORMAT and sealed[1] > self.last
 
     def is_current(self, row: Row) -> bool:
         """Tell whether a stored row is sealed with the newest key; its payload must have been read."""
@@ -145,7 +145,7 @@ class ThreadCipher:
     def is_erased(self, sealed: bytes) -> bool:
         """Tell whether the key that sealed the bytes was destroyed."""
         is_sealed = len(sealed) >= ROW_OVERHEAD and sealed[0] == FORMAT
-        return is_sealed and 0 < sealed[1] <= self._last and sealed[1] not in self._generations
+        return is_sealed and 0 < sealed[1] <= self.last and sealed[1] not in self._generations
 
     def _opened(self, nonce: bytes, sealed: bytes, bound: bytes) -> bytes | None:
         if (

@@ -88,17 +88,28 @@ class Keys:
 def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int:
     """Destroy the keys of threads that were erased; return how many keys.
 
-    Their rows without contents, which tell of the erasure, get a new key first: so the ids can be used again. Nothing
-    else that the old keys sealed can be read again, in any copy.
+    Rows without contents, which tell of the erasure, and rows after it get a new key first: so the ids can be used
+    again. Nothing else that the old keys sealed can be read again, in any copy. If a thread is in use again, this takes
+    10 seconds.
     """
     uids = [record.uid for record in threads]
     backend.keyring.add_generation(uids)
     backend.forget_keys()
+    _seal_rest(backend, threads)
+    newest = backend.newest_of([record.no for record in threads])
+    if any(row.head for row in newest.values()):  # a thread is in use again: its users must know the new key
+        backend.keyring.announce()
+        time.sleep(2 * keyrings.FRESH)
+        _seal_rest(backend, threads)
+    return backend.keyring.destroy(uids, keep_newest=True)
+
+
+def _seal_rest(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> None:
     for record in threads:
         rows = backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)
-        moves = [row for row in rows if row.op not in log.CHECKPOINTS and log.is_sound(row, record.uid)]
-        backend.rewrite(record.no, moves)
-    return backend.keyring.destroy(uids, keep_newest=True)
+        erasure = log.last_erasure(rows)
+        rest = [row for row in rows if row.op not in log.CHECKPOINTS or row.seq > erasure]
+        backend.rewrite(record.no, [row for row in rest if log.is_sound(row, record.uid)])
 
 
 class _Rotation:
