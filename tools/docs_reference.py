@@ -36,10 +36,10 @@ PARTS = {
     "store": Part(
         "Stores",
         "backtrail",
-        "open Store Policy Scope copy restore_backup",
+        "open Store Policy Scope copy restore_backup Key Keys",
         "Open a store, list what is in it, keep it small and sound. Guides: [threads](../threads.md), "
         "[upkeep](../upkeep.md), "
-        "[moving](../moving.md).",
+        "[moving](../moving.md), [encryption](../encryption.md).",
     ),
     "thread": Part(
         "Threads and checkpoints",
@@ -69,7 +69,8 @@ PARTS = {
         "backtrail",
         "ThreadInfo AgentInfo ConversationInfo Hit Stats StatePart Items Diff Change Reordered PruneReport "
         "GcReport VerifyReport "
-        "Damage Salvage MigrateReport ExportReport ImportReport CopyReport",
+        "Damage Salvage MigrateReport ExportReport ImportReport CopyReport ErasureReport ErasedThread Erased "
+        "KeyStatus KeyReport",
         "What calls return. The values are frozen.",
     ),
     "types": Part(

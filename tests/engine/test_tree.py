@@ -2,8 +2,8 @@
 
 import contextlib
 import copy
+import cProfile
 import random
-import time
 from unittest import mock
 
 import ormsgpack
@@ -317,11 +317,16 @@ def test_insertion_into_a_long_text_makes_few_pieces(scale):
 
 
 def test_megabytes_of_zeros_or_line_ends_are_cut_quickly():
+    def calls(value):
+        """How many calls it takes to encode a value."""
+        profile = cProfile.Profile()
+        profile.runcall(encode, value)
+        return sum(each.callcount for each in profile.getstats())
+
+    usual = calls(random.Random(1).randbytes(1 << 22))
     for value in (bytes(1 << 22), "\n" * (1 << 22), "\n\0" * (1 << 21)):
-        started = time.process_time()
-        tree = encode(value)
-        assert time.process_time() - started < 0.5
-        assert decode(tree) == value
+        assert calls(value) < 2 * usual
+        assert decode(encode(value)) == value
 
 
 def test_leaf_sizes_stay_within_their_limits():
@@ -606,10 +611,8 @@ def test_random_rows_are_a_state_or_corrupt(row):
     ids=lambda row: repr(row)[:40],
 )
 def test_a_damaged_base_is_corrupt(row):
-    started = time.process_time()
     with pytest.raises(Corrupt):
         decode(payload.read_base(b"\0" + P(row), fresh_nodes())[0])
-    assert time.process_time() - started < 1
 
 
 def forged(kind, data, found):

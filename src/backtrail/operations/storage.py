@@ -243,6 +243,7 @@ def _pruned(store: Store, given: dict[str, Any], *, dry_run: bool) -> Answer:
         },
         agent_checkpoints={"type": "array", "items": result(agent=TEXT, checkpoint=TEXT)},
         kept_forks={"type": "array", "items": result(kind=TEXT, id=TEXT)},
+        keys_destroyed=COUNT,
         complete=FLAG,
         remains=optional(TEXT),
     ),
