@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from backtrail.sealed import keyring as keyrings
 from tests.conformance import StoreConformance
 from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 from tests.support.sealing import KINDS, sealed_at, sealed_in_memory, sealed_in_postgres
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(keyrings, "FRESH", 0.0)
 
 
 class TestSealedMemory(StoreConformance):
