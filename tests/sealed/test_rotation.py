@@ -462,3 +462,34 @@ def test_orphan_keys_are_counted(tmp_path):
         store._backend.keyring.ensure([os.urandom(8)])
         store.thread("t").save({"n": 1})
         assert (store.keys.status().threads, store.keys.status().orphans) == (2, 1)
+
+
+def test_a_process_with_an_older_key_of_the_caller_changes_no_keys(tmp_path):
+    with sealed_at("sqlite", tmp_path) as opener, opener() as store, opener() as other:
+        store.thread("t").save({"n": 1})
+        store.keys.rotate(NEW)
+        for change in (lambda: other.keys.rotate(data=True), lambda: other.keys.rotate(KEY)):
+            with pytest.raises(backtrail.Conflict) as caught:
+                change()
+            assert caught.value.code == "conflict.keys"
+            assert NEW.id in str(caught.value)
+        with opener(key=NEW) as again:
+            assert again.thread("t").load().state == {"n": 1}
+        with pytest.raises(Unavailable):
+            opener()
+
+
+def test_a_new_key_that_could_not_wrap_is_not_used_later(tmp_path):
+    def failing(_):
+        raise ConnectionError
+
+    service = Key.from_callbacks(failing, lambda wrapped: wrapped, "service")
+    with sealed_at("sqlite", tmp_path) as opener:
+        with opener() as store:
+            store.thread("t").save({"n": 1})
+            with pytest.raises(Unavailable):
+                store.keys.rotate(service)
+            store.keys.rotate(data=True)
+            assert store.keys.status().wrapped_by == KEY.id
+        with opener() as store:
+            assert store.thread("t").load().state == {"n": 1}

@@ -1,7 +1,8 @@
 """Redaction: texts that must not be stored are replaced before anything is written.
 
 A `Redactor` goes through a value and replaces what its rule finds in texts. It looks at every str in lists, tuples,
-sets, dicts (keys, too) and fields of classes. Bytes are not looked at. A value without such texts is returned as the
+sets, values of dicts, fields of classes, and at instances of subclasses of str. Keys of dicts are names, and stay:
+replaced, two of them might become one. Bytes and paths are not looked at. A value without such texts is returned as the
 same object, so that its types stay exact; an instance in which something was replaced becomes a `Record` of its class.
 
 A state that is loaded and saved again is redacted again. So a rule must leave texts alone that it has made.
@@ -123,26 +124,19 @@ class Redactor:
     def _container(self, value: Any, kind: type, types: Types, counter: list[int], above: set[int]) -> Any:
         if kind is dict:
             return self._mapping(value, types, counter, above)
+        if isinstance(value, str):
+            return self._text(str(value), counter)
         if kind in (list, tuple, set, frozenset, Items):
             return kind(self._value(each, types, counter, above) for each in value)
         try:
-            dumped = types.dump(types.plain(value))
+            plain = types.plain(value)
+            dumped = types.dump(plain)
         except Invalid:
             return value  # encoding it raises the error with its path
         if type(dumped) is not Record:
-            return value
-        fields = self._mapping(dict(dumped), types, counter, above, keys=False)
+            return value if plain is value else self._value(plain, types, counter, above)
+        fields = self._mapping(dict(dumped), types, counter, above)
         return Record(dumped.schema, dumped.version, dumped.form, fields)
 
-    def _mapping(
-        self, value: dict[Any, Any], types: Types, counter: list[int], above: set[int], *, keys: bool = True
-    ) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
-        for key, each in value.items():
-            name = self._value(key, types, counter, above) if keys else key
-            number = 1
-            while name in made:  # two secrets are two keys still
-                number += 1
-                name = f"{REDACTED} {number}"
-            made[name] = self._value(each, types, counter, above)
-        return made
+    def _mapping(self, value: dict[Any, Any], types: Types, counter: list[int], above: set[int]) -> dict[Any, Any]:
+        return {key: self._value(each, types, counter, above) for key, each in value.items()}

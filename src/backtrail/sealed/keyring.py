@@ -97,7 +97,7 @@ class Keyring:
     def create(self) -> StoreKeys:
         """Make the record of a new store; if another process was first, read the record that it made."""
         store, secret = os.urandom(_ID_BYTES), os.urandom(SECRET_BYTES)
-        content = {"id": store, "last": 1, "keys": [self._wrapped(store, 1, secret)]}
+        content = {"id": store, "last": 1, "keys": [_wrapped(self._key, store, 1, secret)]}
         new = NewThread(_STORE, _NAME, os.urandom(8), None, _now(), None)
         with suppress(Stale):
             mark = ((KEYRING, store),)
@@ -163,9 +163,6 @@ class Keyring:
     def ciphers(self) -> list[StoreCipher]:
         """The ciphers of the store's keys, the newest first."""
         return [self._store_ciphers[number] for number in sorted(self._store_ciphers, reverse=True)]
-
-    def _wrapped(self, store: bytes, number: int, secret: bytes) -> list[Any]:
-        return [number, self._key.id, self._key.wrap(secret, _context(store, number))]
 
     # -- threads --------------------------------------------------------------------------------------
 
@@ -296,17 +293,29 @@ class Keyring:
     def rewrap(self, key: Key | None) -> None:
         """Wrap the store's keys by another caller's key; None: by the key that opened it. Nothing else changes."""
         self.refresh(now=True)
+        new = self._key if key is None else key
         secrets, store = self.store.secrets, self.store.id
-        self._key = self._key if key is None else key
-        wrapped = [self._wrapped(store, number, secret) for number, secret in sorted(secrets.items())]
+        wrapped = [_wrapped(new, store, number, secret) for number, secret in sorted(secrets.items())]
 
         def change(content: Any) -> Any:
+            self._require_own_key(content)
             if [number for number, *_ in content["keys"]] != sorted(secrets):
                 raise Conflict("another process rotates the keys of this store", code="conflict.keys")
             return {**content, "keys": wrapped}
 
         self._change(change)
+        self._key = new
         self.backend.reclaim(erase=True)
+
+    def _require_own_key(self, content: Any) -> None:
+        """Raise `Conflict` if another process has made another key the key of this store."""
+        own = {self._key.id, *(each.id for each in self._key.previous)}
+        others = {key_id for _, key_id, _ in content["keys"]} - own
+        if others:
+            raise Conflict(
+                f"the key of this store is {', '.join(sorted(others))} now: open the store with it, and try again",
+                code="conflict.keys",
+            )
 
     def add_store_generation(self) -> int:
         """Give the store a new key, for all chunks and keys that are written from now on; return its number."""
@@ -314,9 +323,10 @@ class Keyring:
         last, secret = self.store.last + 1, os.urandom(SECRET_BYTES)
         if last > _MOST:
             raise Unavailable(f"a store has at most {_MOST} keys: copy it into a new one", code="unavailable.keyring")
-        wrapped = self._wrapped(self.store.id, last, secret)
+        wrapped = _wrapped(self._key, self.store.id, last, secret)
 
         def change(content: Any) -> Any:
+            self._require_own_key(content)
             if content["last"] >= last:
                 raise Conflict("another process rotates the keys of this store", code="conflict.keys")
             return {**content, "last": last, "keys": [*content["keys"], wrapped]}
@@ -439,6 +449,10 @@ class Keyring:
         """Close the keyring, and forget all keys."""
         self.backend.close()
         self._threads = {}
+
+
+def _wrapped(key: Key, store: bytes, number: int, secret: bytes) -> list[Any]:
+    return [number, key.id, key.wrap(secret, _context(store, number))]
 
 
 def _context(store: bytes, number: int) -> bytes:

@@ -5,10 +5,11 @@ from functools import partial
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 import backtrail
 from tests.support import servers
-from tests.support.proxy import Proxy
+from tests.support.proxy import STALL, Proxy
 
 WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 END_WAITING = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -203,5 +204,25 @@ def test_a_former_primary_that_comes_back_is_not_read(primary, standby):
         servers.wait_for(lambda: proxy.exchanges >= before + 3)  # it has asked that server more than once
         assert not outcome
         proxy.turn_to(standby.tcp_url)
+        thread.join(60)
+        assert outcome == [{"items": [1, 2]}]
+
+
+def test_an_answer_of_a_former_primary_that_comes_late_is_refused(primary, standby):
+    """It was on its way when another call of the process found the new primary."""
+    with Proxy(primary.tcp_url) as proxy, backtrail.open(proxy.url) as store:
+        log = store.thread("log")
+        log.save({"items": [1]})
+        servers.wait_for(lambda: standby.execute("SELECT to_regclass('backtrail.row') IS NOT NULL") == [(True,)])
+        servers.wait_for(lambda: standby.execute("SELECT count(*) FROM backtrail.row") == [(1,)])
+        fault = proxy.fault(STALL, sql="row")
+        thread, outcome = in_background(lambda: store.thread("log").load().state)
+        servers.wait_for(lambda: fault.fired)
+        standby.promote()
+        proxy._target = conninfo_to_dict(standby.tcp_url)  # for new connections: the old one stays
+        store.thread("other").save({"n": 1})
+        with backtrail.open(standby.tcp_url) as other:
+            other.thread("log").append("items", 2)
+        proxy.release()
         thread.join(60)
         assert outcome == [{"items": [1, 2]}]

@@ -437,6 +437,7 @@ class PostgresGroup:
         refuse_if_forked(self._pid)
         try:
             session.script("COMMIT")
+            self._pool.refuse_older(session)
         except psycopg.Error as error:
             no_reply = error.sqlstate is None
             lost = self._lose(error)

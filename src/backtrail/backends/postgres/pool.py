@@ -126,6 +126,7 @@ class Pool:
                 session = self.take()
                 try:
                     result = work(session)
+                    self.refuse_older(session)
                 except BaseException as error:
                     self.give(session)
                     if writes and doubt is None and isinstance(error, psycopg.Error) and error.sqlstate is None:
@@ -213,11 +214,20 @@ class Pool:
             ((system, timeline),) = session.run(_TIMELINE)
         except (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InsufficientPrivilege):
             return  # a standby, or a role that may not know
-        known = self._timeline
-        if known is not None and known[0] == system and timeline < known[1]:
+        session.timeline = system, timeline
+        try:
+            self.refuse_older(session)
+        except psycopg.OperationalError:
             session.close()
+            raise
+        self._timeline = session.timeline
+
+    def refuse_older(self, session: PgSession) -> None:
+        """Raise `psycopg.OperationalError` if the server of a session was the primary before a failover."""
+        known, own = self._timeline, session.timeline
+        if known is not own and known is not None and own is not None and own[0] == known[0] and own[1] < known[1]:
+            session.whole = False  # it is not used again
             raise psycopg.OperationalError("this server was the primary before a failover, and lacks the newest rows")
-        self._timeline = system, timeline
 
     def give(self, session: PgSession) -> None:
         """Return a session to the pool; close it if it is inside a transaction or waits for a reply."""

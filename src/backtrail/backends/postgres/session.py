@@ -131,12 +131,14 @@ class PgSession:
     All sessions of a pool share `unnamed`. It is set when a pooler has lost a prepared statement.
     """
 
-    __slots__ = ("__weakref__", "_pg", "_poll", "_prepared", "_reading", "_unnamed", "connection", "whole")
+    __slots__ = ("__weakref__", "_pg", "_poll", "_prepared", "_reading", "_unnamed", "connection", "timeline", "whole")
 
     def __init__(self, connection: psycopg.Connection[Any], unnamed: threading.Event) -> None:
         self.connection = connection
         self.whole = True
         """Whether the reply to the last statement was read completely, and the server accepts writes."""
+        self.timeline: tuple[int, int] | None = None
+        """The identifier of the database system and its timeline, if they are known; see `Pool`."""
         self._pg = connection.pgconn
         self._unnamed = unnamed
         self._prepared: set[bytes] = set()

@@ -409,7 +409,13 @@ def change_line(change: Change, room: int | None) -> str:
     return head + brief(compact(change.new if change.op == "+" else change.old), left)
 
 
-@command(examples=("backtrail activity", "backtrail activity --agent planner --since yesterday -n 3"))
+@command(
+    examples=(
+        "backtrail activity",
+        "backtrail activity --agent planner --since yesterday -n 3",
+        "backtrail activity --kind run --since yesterday --until today",
+    )
+)
 @agent_option
 @click.option("--kind", type=click.Choice(KINDS), help="Only of this kind.")
 @time_options
@@ -424,7 +430,11 @@ def activity(
     until: dt.datetime | None,
     rows: int,
 ) -> None:
-    """Show what was saved, in all threads, newest first."""
+    """Show what was saved, in all threads, newest first.
+
+    AGE is relative to now; --json prints times in UTC. A TIME without a zone is local: today and yesterday begin at
+    midnight.
+    """
     with session.read() as store:
         listed = store.activity(agent=agent, kind=kind, since=since, until=until)
         shown, more = first_items(listed, rows)
