@@ -168,7 +168,7 @@ class Redacting(Suite):
         with opener(redact=rule) as store:
             store.thread("t").save({"a": f"{CANARY}!", "b": 1})
             assert store.thread("t").load().state == {"a": "***!", "b": 1}
-            assert (seen, store.redactions) == (["a", f"{CANARY}!", "b"], 1)
+            assert (seen, store.redactions) == ([f"{CANARY}!"], 1)
         with opener(redact=lambda _: None) as store, pytest.raises(Invalid, match="must return a str"):
             store.thread("t").set("a", "x")
 
