@@ -1,6 +1,7 @@
 """The whole suite and the state machine on encrypted stores of every kind: they do what every store does.
 
-`make test` runs a quarter of the suite in memory; all kinds are for `make torture`. `test_port` tests all kinds every day.
+`make test` runs a quarter of the suite in memory; all kinds are for `make torture`. `test_port` tests all kinds every
+day.
 """
 
 import tempfile
