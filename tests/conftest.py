@@ -7,6 +7,7 @@ Temporary files are in memory where it has room: all that is synced is synced th
 nothing. $TMPDIR says where they are to be instead.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -22,6 +23,13 @@ from tests.support.commands import trip_files, trip_store  # noqa: E402, F401 - 
 settings.register_profile("default", deadline=None, max_examples=25, stateful_step_count=30)
 settings.register_profile("torture", deadline=None, max_examples=5000, stateful_step_count=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_finish():
+    """Leave the collected tests out of Python's garbage collection: each of its runs would go through all of them."""
+    gc.collect()
+    gc.freeze()
+
 
 MEMORY = "/dev/shm"
 ENOUGH = 8 << 30
