@@ -249,6 +249,13 @@ def test_the_nearest_items_come_first(monkeypatch, without_numpy):
         assert store.search(("v",), query="b", filter={"text": "bbb"})[0].score == pytest.approx(1.0)
 
 
+def test_warnings_of_numpy_do_not_reach_a_search():
+    numpy = pytest.importorskip("numpy")
+    tiny = store_items.packed([1e-30, 0.0])
+    with numpy.errstate(all="raise"):
+        assert store_items.cosines([1e-30, 0.0], [tiny, tiny]) == [0.0, 0.0]
+
+
 def test_vectors_of_another_size_are_named():
     store = backtrail.open("memory://")
     BacktrailStore(store, index={"dims": 3, "embed": letters}).put(("v",), "a", {"text": "a"})

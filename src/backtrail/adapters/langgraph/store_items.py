@@ -178,9 +178,10 @@ def cosines(query: Sequence[float], vectors: Sequence[bytes]) -> list[float]:
         return [_cosine(query, data) for data in vectors]
     wanted = np.asarray(query, dtype=np.float32)
     matrix = np.frombuffer(b"".join(vectors), dtype=np.float32).reshape(len(vectors), len(query))
-    lengths = np.linalg.norm(matrix, axis=1) * np.linalg.norm(wanted)
-    products = matrix @ wanted
-    scores: list[float] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0).tolist()
+    with np.errstate(all="ignore"):  # some BLAS libraries report invalid values for sound vectors
+        lengths = np.linalg.norm(matrix, axis=1) * np.linalg.norm(wanted)
+        products = matrix @ wanted
+        scores: list[float] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0).tolist()
     return scores
 
 
