@@ -116,14 +116,8 @@ def open(  # noqa: A001 - users write backtrail.open
     registry = Types(named := Types.named(types))
     for cls in named:
         registry = registry.for_state(cls) if isinstance(cls, type) else registry
-    if key is None and keyring is not None:
-        raise Invalid("keyring= requires key=", code="invalid.argument")
     place = check_url(url)
-    if key is not None:
-        with loading:
-            from backtrail.sealed.keys import check_key  # noqa: PLC0415 - only encrypted stores need it
-
-        check_key(key)
+    _check_key(key, keyring)
     backend = backend_at(place, durability=durability, read_only=read_only, schema=schema)
     try:
         if telemetry:
@@ -136,6 +130,16 @@ def open(  # noqa: A001 - users write backtrail.open
         backend.close()
         raise
     return Store(backend, registry, options)
+
+
+def _check_key(key: object, keyring: object) -> None:
+    if key is None and keyring is not None:
+        raise Invalid("keyring= requires key=", code="invalid.argument")
+    if key is not None:
+        with loading:
+            from backtrail.sealed.keys import check_key  # noqa: PLC0415 - only encrypted stores need it
+
+        check_key(key)
 
 
 def _refuse_encrypted(backend: Backend) -> None:

@@ -561,7 +561,7 @@ def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Pl
 
 
 def _without_erased(reader: LogReader, names: AbstractSet[Names]) -> AbstractSet[Names]:
-    """Return the names without those of threads whose keys were destroyed: nobody can read or move them."""
+    """Return the names without threads whose keys were destroyed: a restore can neither read nor move them."""
     if not names:
         return names
     records = BulkReader(reader).records(names)

@@ -19,6 +19,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from backtrail.backends.columns import MAX_SEQ
 from backtrail.backends.port import ERASED, SEALED, Batch, MissingChunks, Phrase, ThreadTip, is_one_row
 from backtrail.errors import Corrupt, Unavailable
 from backtrail.sealed import keyring as keyrings
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from backtrail.sealed.cipher import StoreCipher
     from backtrail.sealed.keyring import Keyring
 
-_MAX_SEQ: Final = (1 << 32) - 1
 _KEPT: Final = 20_000
 """The most threads whose ciphers are kept by number."""
 
@@ -104,7 +104,7 @@ class SealedBackend:
     def _cipher(self, no: int) -> ThreadCipher:
         """Return the cipher of the thread with this number."""
         self._fresh()
-        known = self._known()  # before the keyring is read: if keys change meanwhile, nobody uses this dict any more
+        known = self._known()  # before the keyring is read: if keys change meanwhile, this dict is dropped
         found = known.get(no) or self._ciphers.get(no)
         if found is not None:
             return found
@@ -321,12 +321,12 @@ class SealedBackend:
         """Seal the rows of threads that were started again with new keys, if they have got new ones meanwhile.
 
         An erasure gives a thread a new key, seals what is left of it, and destroys the old key. It does not wait for
-        other processes: whoever starts an erased thread again looks at its key before and after.
+        other processes. So a process that starts an erased thread again checks the key before and after.
         """
         for no, used in renewed.items():
             if self._again(no).last == used.last:
                 continue
-            stored = self.below.rows(no, [(1, _MAX_SEQ)], payload=True)
+            stored = self.below.rows(no, [(1, MAX_SEQ)], payload=True)
             rows = [used.open(row) for row in stored if not self.is_current(no, row)]
             self.rewrite(no, [row for row in rows if row.check not in (b"", ERASED)])
 

@@ -7,8 +7,8 @@ nor random: a nonce is the place of the bytes, and bytes that were moved to anot
   associated data; `payload` is sealed alone. The sealed columns are in `root` if the row is a checkpoint, else in
   `extra`: so the backend below still sees which rows are checkpoints.
 - **Chunks.** The key of a chunk is a hash of the store's key and the chunk's digest. Digests are stored nowhere but in
-  sealed rows and chunks. So a chunk can be read by those that can read a row which refers to it, and by nobody else:
-  when the keys of all threads that refer to it are destroyed, nothing leads to it any more. Threads share equal chunks
+  sealed rows and chunks. So only a reader of a row can read the chunks that the row refers to. When the keys of all
+  these threads are destroyed, nothing leads to the chunk any more. Threads share equal chunks
   as in a plain store. The address is another hash of the digest. Chunks are large, and sealed by AES-256-GCM, which is
   faster; their nonce is a keyed hash of the bytes, so no two texts share one. A check value lets `verify` test a chunk
   to which no row refers.
@@ -27,7 +27,7 @@ import ormsgpack
 from blake3 import blake3
 
 from backtrail.backends.port import ERASED, Row, new_tuple
-from backtrail.sealed.keys import aead, decrypted, fast_aead
+from backtrail.sealed.keys import NONCE_BYTES, aead, decrypted, fast_aead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +38,7 @@ HEADER: Final = 2
 ROW_OVERHEAD: Final = HEADER + TAG
 """The bytes that sealing adds to a payload."""
 _CHECK: Final = 8
-_NONCE: Final = 12
-CHUNK_OVERHEAD: Final = HEADER + _NONCE + TAG + _CHECK
+CHUNK_OVERHEAD: Final = HEADER + NONCE_BYTES + TAG + _CHECK
 """The bytes that sealing adds to a chunk."""
 DAMAGED: Final = b"\xff"
 """Stands for bytes that do not authenticate: no codec has this number, so the engine finds the damage."""
@@ -184,7 +183,7 @@ class StoreCipher:
 
     def seal(self, digest: bytes, address: bytes, stored: bytes) -> bytes:
         """Return the sealed bytes of a chunk."""
-        nonce = blake3(stored, key=self._nonce).digest(length=_NONCE)
+        nonce = blake3(stored, key=self._nonce).digest(length=NONCE_BYTES)
         cipher = fast_aead(blake3(digest, key=self._chunk).digest())
         body: bytes = self._header + nonce + cipher.encrypt(nonce, stored, address)
         return body + self._check_of(address, body)
@@ -194,7 +193,7 @@ class StoreCipher:
         if sealed[:HEADER] != self._header or len(sealed) < CHUNK_OVERHEAD:
             return DAMAGED
         cipher = fast_aead(blake3(digest, key=self._chunk).digest())
-        first = HEADER + _NONCE
+        first = HEADER + NONCE_BYTES
         opened = decrypted(cipher, sealed[HEADER:first], sealed[first:-_CHECK], address)
         return DAMAGED if opened is None else opened
 

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 
+from backtrail.backends.columns import MAX_SEQ
 from backtrail.backends.port import KEYRING, Batch, NewThread, Row, Stale
 from backtrail.errors import Conflict, Corrupt, Invalid, Unavailable
 from backtrail.models import KeyStatus
 from backtrail.sealed.cipher import StoreCipher, ThreadCipher
-from backtrail.sealed.keys import SECRET_BYTES, decrypted
+from backtrail.sealed.keys import NONCE_BYTES, SECRET_BYTES, decrypted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,11 +41,9 @@ _STORE: Final = "keyring"
 _THREAD: Final = "key"
 _NAME: Final = "store"
 _ID_BYTES: Final = 16
-_NONCE_BYTES: Final = 12
 _MOST: Final = 255
 """The highest number of a key: it is one byte of everything that is sealed."""
 _PAGE: Final = 500
-_MAX_SEQ: Final = (1 << 32) - 1
 _KEPT: Final = 20_000
 """The most threads whose keys are kept in memory."""
 FRESH: Final = 5.0
@@ -168,7 +167,7 @@ class Keyring:
 
     def thread(self, uid: bytes) -> ThreadCipher | None:
         """Return the cipher of a thread; None if the thread never had a key."""
-        kept = self._threads  # before the rows are read: if keys change meanwhile, nobody uses this dict any more
+        kept = self._threads  # before the rows are read: if keys change meanwhile, this dict is dropped
         found = kept.get(uid)
         if found is not None:
             return found
@@ -264,7 +263,7 @@ class Keyring:
 
     def _wrapped_for(self, uid: bytes, number: int, secret: bytes) -> list[Any]:
         store = self.store
-        nonce = os.urandom(_NONCE_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
         context = _context(store.id, number) + uid
         return [number, store.last, nonce + self._store_ciphers[store.last].wrapping.encrypt(nonce, secret, context)]
 
@@ -273,7 +272,7 @@ class Keyring:
         context = _context(self.store.id, number) + uid
         secret = None
         if cipher is not None:
-            secret = decrypted(cipher.wrapping, wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], context)
+            secret = decrypted(cipher.wrapping, wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
         if secret is None:
             raise Corrupt(f"the key of thread {uid.hex()} in the keyring is damaged", code="corrupt.key")
         return secret
@@ -407,12 +406,12 @@ class Keyring:
         return self._newest(self.backend.find_thread(space, name))
 
     def _newest(self, record: ThreadRecord | None) -> _Record | None:
-        rows = self.backend.rows(record.no, [(1, _MAX_SEQ)], payload=True) if record else []
+        rows = self.backend.rows(record.no, [(1, MAX_SEQ)], payload=True) if record else []
         return _as_record(record.no, rows) if record and rows else None
 
     def _records(self, uids: Collection[bytes]) -> dict[bytes, _Record]:
         records = self.backend.threads_named(_THREAD, [uid.hex() for uid in uids])
-        rows = self.backend.rows_of([(record.no, 1, _MAX_SEQ) for record in records.values()], payload=True)
+        rows = self.backend.rows_of([(record.no, 1, MAX_SEQ) for record in records.values()], payload=True)
         logs: dict[int, list[Row]] = {}
         for (no, _), row in rows.items():
             logs.setdefault(no, []).append(row)

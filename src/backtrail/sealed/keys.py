@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 SECRET_BYTES: Final = 32
-_NONCE_BYTES: Final = 12
+NONCE_BYTES: Final = 12
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -166,7 +166,7 @@ class Key:
     def wrap(self, secret: bytes, context: bytes) -> bytes:
         """Return a secret, encrypted by this key; `context` must be the same when it is unwrapped."""
         if self._secret is not None:
-            nonce = os.urandom(_NONCE_BYTES)
+            nonce = os.urandom(NONCE_BYTES)
             return nonce + bytes(aead(self._secret).encrypt(nonce, secret, context))
         return self._called("wrap", self._wrap, secret)
 
@@ -174,7 +174,7 @@ class Key:
         """Return a wrapped secret; `Unavailable` if this key did not wrap it."""
         if self._secret is None:
             return self._called("unwrap", self._unwrap, wrapped)
-        secret = decrypted(aead(self._secret), wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], context)
+        secret = decrypted(aead(self._secret), wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
         if secret is None:
             raise Unavailable(f"the keyring is damaged: {self.id} cannot unwrap it", code="unavailable.key")
         return secret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from backtrail.backends.columns import MAX_SEQ
 from backtrail.backends.port import Batch, NewThread
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 500
 _PAGE_BYTES: Final = 4 << 20
-_MAX_SEQ: Final = (1 << 32) - 1
 
 
 def replicate(source: Backend, target: Backend, progress: Callable[[str, int], None] | None) -> None:
@@ -52,7 +52,7 @@ def _copy_thread(source: Backend, target: Backend, record: ThreadRecord) -> int:
 
 def _page(source: Backend, no: int, low: int) -> list[Row]:
     """Return the next rows, with their payloads, up to a number of bytes."""
-    rows = source.rows(no, [(low, _MAX_SEQ)], payload=True, limit=_PAGE)
+    rows = source.rows(no, [(low, MAX_SEQ)], payload=True, limit=_PAGE)
     size = 0
     for at, row in enumerate(rows):
         size += len(row.payload or b"")

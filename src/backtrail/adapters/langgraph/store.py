@@ -684,7 +684,7 @@ def _name(op: Op) -> Any:
 
 
 def _answer(places: list[int | None], found: list[Result | Exception], used: set[int]) -> list[Result] | Exception:
-    """Return the results of one call. What another call got already is copied, so that nobody shares a value."""
+    """Return the results of one call. A value that another call has got is copied: two callers never share a value."""
     results: list[Result] = []
     for place in places:
         result = None if place is None else found[place]
