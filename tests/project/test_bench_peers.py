@@ -355,6 +355,7 @@ def test_a_group_compares_all_its_sides(tmp_path, group):
     assert all(figure.value > 0 for figure in found.figures)
 
 
+@pytest.mark.torture  # makes an environment and asks the package registry
 def test_an_environment_that_cannot_be_made_is_told(tmp_path):
     found = own_environment.measured("adk_sessions", ["no-such-package-anywhere==1"], tmp_path, sides.QUICK)
     assert found.figures[0].value is None

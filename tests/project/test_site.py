@@ -22,6 +22,11 @@ def test_every_page_has_a_place_in_the_navigation():
     assert pages | GENERATED | set(build_docs.OUTSIDE.values()) == NAV
 
 
+def test_index_names_every_page():
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\b", (ROOT / "docs/index.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
+
+
 def test_every_public_name_has_a_place_in_the_reference():
     assert docs_reference.Names().missing() == set()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backtrail import Corrupt, Erased, Message
+from backtrail import Corrupt, Erased, Message, copy
 from backtrail.sealed import keyring as keyrings
 from tests.support.scene import agent, contents, conversation
 from tests.support.sealing import KINDS, open_copy, sealed_at
@@ -98,6 +98,18 @@ def test_a_scoped_store_erases_what_is_inside(ten, tmp_path):
     check_nine(store, checkpoint)
     with open_copy(store, tmp_path / "backup") as backup, pytest.raises(Corrupt):
         contents(backup, "c3")
+
+
+def test_a_mirror_destroys_the_keys_of_what_its_source_erased(ten, tmp_path):
+    source, _ = ten
+    with sealed_at("sqlite", tmp_path / "mirror") as opener, opener() as mirror:
+        copy(source, mirror, plain=True)
+        mirror.backup(tmp_path / "backup")
+        source.conversations.erase("c3")
+        assert copy(source, mirror, plain=True).erased == (("conversation", "c3"),)
+        assert mirror.keys.status().destroyed == 1
+        with open_copy(mirror, tmp_path / "backup") as backup, pytest.raises(Corrupt):
+            contents(backup, "c3")
 
 
 def test_an_interrupted_erasure_is_finished_by_the_next_call(ten, tmp_path, monkeypatch):

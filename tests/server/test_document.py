@@ -43,7 +43,7 @@ def judge(url, phases, *options):
 
 
 @pytest.mark.parametrize("phases", lengths("examples,fuzzing", "examples,coverage,fuzzing"))
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.torture)])
 def test_api_is_as_its_document_says(kind, phases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # schemathesis keeps examples in the current directory
     if kind == "sqlite":

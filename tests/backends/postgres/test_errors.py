@@ -315,6 +315,8 @@ def test_error_names_a_lack_of_connections(own, opener, role):
     url = url_of(own, role)
     with psycopg.connect(url), refused(backtrail.Unavailable, "unavailable.connections"):
         backtrail.open(url, schema=opener.keywords["schema"])
+    # The server counts a closed connection until its process has ended.
+    servers.wait_for(lambda: own.execute(f"SELECT 1 FROM pg_stat_activity WHERE usename = '{role}'") == [])
     with backtrail.open(url, schema=opener.keywords["schema"]) as store:
         assert store.thread("t").load().state["n"] == 1
 
