@@ -89,14 +89,14 @@ def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
         raise translated(error, path) from error
 
 
-class Access(NamedTuple):
+class FileAccess(NamedTuple):
     """The mode and the group of a file or directory."""
 
     mode: int
     group: int
 
     @classmethod
-    def to(cls, path: Path) -> Access:
+    def to(cls, path: Path) -> FileAccess:
         """Return the mode and the group of a path. Raises OSError."""
         status = path.stat()
         return cls(stat.S_IMODE(status.st_mode), status.st_gid)
@@ -113,7 +113,7 @@ class Access(NamedTuple):
             path.chmod(mode)
 
 
-def opened(part: Path, access: Access | None) -> BinaryIO:
+def opened(part: Path, access: FileAccess | None) -> BinaryIO:
     """Create a file and open it for writing. Only its owner may read it, unless `access` says otherwise."""
     file = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - Path has none
     if access is not None:

@@ -23,9 +23,9 @@ from backtrail.engine.tree.decode import Decoder, Unpacker
 from backtrail.engine.tree.tree import value_of
 from backtrail.engine.writer import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
-from backtrail.listing import ALWAYS, Period, before
+from backtrail.listing import before
 from backtrail.loading import loading
-from backtrail.models import AgentCheckpoint
+from backtrail.models import ALWAYS, AgentCheckpoint
 from backtrail.thread import Thread
 from backtrail.validation import check_id
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.tree.tree import Tree
-    from backtrail.models import ErasureReport, Saved
+    from backtrail.models import ErasureReport, Period, Saved
     from backtrail.transaction import Engine
 
 T = TypeVar("T")

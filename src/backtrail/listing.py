@@ -9,10 +9,9 @@ from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.reader import Tip
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.models import ThreadInfo, micros, when
-from backtrail.validation import check_id, check_time, plain
+from backtrail.validation import check_id, plain
 
 if TYPE_CHECKING:
-    import datetime as dt
     from collections.abc import Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
@@ -23,7 +22,7 @@ SPACES: Final = ("thread", "agent", "conversation", "run")
 _PAGE: Final = 200
 
 
-class Scope(NamedTuple):
+class ThreadFilter(NamedTuple):
     """A filter of threads: their name space, their agent, and a prefix of their ids. None: any."""
 
     space: str
@@ -31,22 +30,7 @@ class Scope(NamedTuple):
     prefix: str | None = None
 
 
-class Period(NamedTuple):
-    """The time of the last write to a thread, in microseconds since 1970: from `since` on, before `until`."""
-
-    since: int | None = None
-    until: int | None = None
-
-
-ALWAYS: Final = Period()
-
-
-def period_of(since: dt.datetime | None, until: dt.datetime | None) -> Period:
-    """Return the period for a caller's arguments; `Invalid` if one is wrong."""
-    return Period(check_time(since, "since"), check_time(until, "until"))
-
-
-def scope_of(kind: str | None, agent: str | None = None, prefix: str | None = None) -> Scope:
+def scope_of(kind: str | None, agent: str | None = None, prefix: str | None = None) -> ThreadFilter:
     """Return the filter for a caller's arguments; `Invalid` if one is wrong. Without a kind: plain threads."""
     space = kind or THREAD
     if space not in (*SPACES, ASIDE):
@@ -54,12 +38,12 @@ def scope_of(kind: str | None, agent: str | None = None, prefix: str | None = No
     if prefix is not None and not isinstance(prefix, str):
         raise Invalid(f"prefix must be the beginning of an id, not {prefix!r}", code="invalid.argument")
     owner = None if agent is None else check_id(agent, "an agent's id")
-    return Scope(plain(space), owner, None if prefix is None else plain(prefix))
+    return ThreadFilter(plain(space), owner, None if prefix is None else plain(prefix))
 
 
 def listed(
     engine: Engine,
-    scope: Scope,
+    scope: ThreadFilter,
     *,
     origin: bytes | None,
     limit: int | None,

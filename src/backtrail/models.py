@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -165,6 +165,16 @@ def when(micros: int) -> dt.datetime:
 def micros(moment: dt.datetime) -> int:
     """Return the microseconds from 1970 to a moment."""
     return (moment - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+class Period(NamedTuple):
+    """A time in microseconds since 1970: from `since` on, before `until`. None: no limit."""
+
+    since: int | None = None
+    until: int | None = None
+
+
+ALWAYS: Final = Period()
 
 
 @dataclass(slots=True, eq=False)

@@ -28,9 +28,9 @@ from backtrail.validation import (
     check_cursor,
     check_duration,
     check_id,
+    check_period,
     check_progress,
     check_query,
-    check_time,
     check_timeout,
     plain,
 )
@@ -271,7 +271,7 @@ class Store:
         scope = scope_of(kind, agent, prefix)
         if limit is not None:
             check_count(limit, "limit")
-        start, end = check_time(since, "since"), check_time(until, "until")
+        start, end = check_period(since, until)
         place = None if after is None else place_of(self._engine.session, scope.space, after)
         origin = None if forked_from is None else uid_of(self._engine.session.reader, scope.space, forked_from)
         return listed(self._engine, scope, origin=origin, limit=limit, after=before(end, place), since=start)
@@ -297,7 +297,7 @@ class Store:
         owner = None if agent is None else check_id(agent, "an agent's id")
         if limit is not None:
             check_count(limit, "limit")
-        start, end = check_time(since, "since"), check_time(until, "until")
+        start, end = check_period(since, until)
         return activity(self._engine, kinds, agent=owner, since=start, until=end, limit=limit)
 
     def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002
@@ -479,7 +479,7 @@ class Store:
             reader,
             parsed,
             Where(kind, agent, threads),
-            search.Period(check_time(since, "since"), check_time(until, "until")),
+            check_period(since, until),
             after=None if after is None else search.cursor_of(check_cursor(after)),
             limit=min(check_count(limit, "limit"), sys.maxsize),
             progress=check_progress(progress),

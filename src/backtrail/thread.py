@@ -26,7 +26,7 @@ from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.edits import Editor, FunctionEdit
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import parse
-from backtrail.engine.writer import ANY, ANYTHING, LABELLED, NOTHING, Expect, Key, Unchanged
+from backtrail.engine.writer import ANY, ANYTHING, LABELLED, NOTHING, Expect, ThreadKey, Unchanged
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.loading import loading
 from backtrail.models import MISSING, NEW, Change, Diff, Reordered, Sentinel
@@ -36,10 +36,10 @@ from backtrail.validation import (
     check_kind,
     check_label,
     check_metadata,
+    check_period,
     check_several,
     check_tags,
     check_text,
-    check_time,
     check_timeout,
     plain,
 )
@@ -88,7 +88,7 @@ class Handle(Generic[S]):
     ) -> None:
         self.id = check_id(id, "a thread's id")
         self._engine = engine
-        self._key = Key(space, self.id, None if agent is None else check_id(agent, "an agent's id"))
+        self._key = ThreadKey(space, self.id, None if agent is None else check_id(agent, "an agent's id"))
         self._type = type
         self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, self.id)
@@ -554,7 +554,7 @@ class Thread(Handle[S]):
         if kind is not None:
             check_kind(kind)
         label, tag, wanted = check_text(label, "label"), check_text(tag, "tag"), check_metadata(metadata)
-        check_time(since, "since"), check_time(until, "until")
+        check_period(since, until)
         tip = self._readable()
         if tip is None or (tip.head is None and not everything):
             return iter(())

@@ -106,7 +106,7 @@ class OpenGroup:
         """The actions that make handles and values forget the writes, if the group is dropped."""
 
 
-class _Calling(threading.local):
+class _ThreadState(threading.local):
     """The state of the calling thread."""
 
     group: OpenGroup | None = None
@@ -165,7 +165,7 @@ class Engine:
         self._direct = Session(reader, LogWriter(reader, self._trim if options.retires else None), HeadMover(reader))
         self._hub = Hub(reader)
         self._written: dict[int, int] = {}
-        self._calling = _Calling()
+        self._calling = _ThreadState()
         self._closed: dict[tuple[Any, ...], Types] = {}
         self._named_last: tuple[tuple[Any, ...] | None, Types] = (None, types)
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar, cast
 from backtrail.engine import log
 from backtrail.engine.search import query
 from backtrail.errors import Invalid
-from backtrail.models import Hit, Items, micros
+from backtrail.models import Hit, Items, Period, micros
 
 MAX_ID: Final = 512
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -482,6 +482,11 @@ def check_time(value: Any, what: str) -> int | None:
             code="invalid.argument",
         )
     return micros(value)
+
+
+def check_period(since: Any, until: Any) -> Period:
+    """Return the period between two datetimes, each of which may be None."""
+    return Period(check_time(since, "since"), check_time(until, "until"))
 
 
 def check_timeout(value: Any) -> float | None:

@@ -20,12 +20,11 @@ from backtrail.agents.scheduler import AutoCheckpoint
 from backtrail.collection import Collection, ObjectCache, cursor_of
 from backtrail.engine.manifests import AGENT, SPACE, erased_names
 from backtrail.engine.schema.upcast import upcasted
-from backtrail.engine.writer import Key
+from backtrail.engine.writer import ThreadKey
 from backtrail.errors import Corrupt, Invalid, NotFound
-from backtrail.listing import period_of
 from backtrail.models import AgentCheckpoint, AgentInfo, Diff
 from backtrail.runs.history import since, tell
-from backtrail.validation import check_count, check_duration, check_id, check_kind, plain, to_data
+from backtrail.validation import check_count, check_duration, check_id, check_kind, check_period, plain, to_data
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -127,7 +126,7 @@ class Agents(Collection):
         `since` and `until` list agents whose state was last written in that time. `after` continues after an entry of
         an earlier listing: its `cursor`.
         """
-        headers = self._headers(None, after, period=period_of(since, until))
+        headers = self._headers(None, after, period=check_period(since, until))
         entries = islice(headers, None if limit is None else check_count(limit, "limit"))
         return [_info(record.name, header, cursor_of(record, newest)) for record, newest, header in entries]
 
@@ -174,11 +173,11 @@ class Agents(Collection):
         def work(session: Session) -> bool:
             keys = {(SPACE, agent_id)}
             keys |= {(s.record.space, s.record.name) for s in session.reader.backend.tips(agent_id, touched=False)}
-            deleted = {key for key in sorted(keys) if session.mover.delete_thread(Key(*key))[0]}
+            deleted = {key for key in sorted(keys) if session.mover.delete_thread(ThreadKey(*key))[0]}
             if deleted and (SPACE, agent_id) not in deleted:
                 # so that a concurrent first checkpoint of the agent gets a conflict
                 self._manifests(agent_id).begin(session)
-                session.mover.delete_thread(Key(SPACE, agent_id))
+                session.mover.delete_thread(ThreadKey(SPACE, agent_id))
             return bool(deleted)
 
         return self._engine.atomic(work)

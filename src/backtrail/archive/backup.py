@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.archive.copy import copy_engine
-from backtrail.atomic_file import PARTS, Access, path_of, placed, remove, sync, temporary, translated
+from backtrail.atomic_file import PARTS, FileAccess, path_of, placed, remove, sync, temporary, translated
 from backtrail.backends.port import SEALED, Copyable
 from backtrail.engine.reader import Options
 from backtrail.engine.schema.registry import Types
@@ -192,7 +192,7 @@ def _temporary_copy(backend: Copyable, target: Path, progress: Progress) -> Iter
     try:
         backend.backup(part, progress)
         if target.exists():
-            Access.to(target).give(part)
+            FileAccess.to(target).give(part)
         sync(part)
         yield part
     finally:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from backtrail.atomic_file import Access
+    from backtrail.atomic_file import FileAccess
 
 
 ERASED: Final = b"erased"
@@ -619,7 +619,7 @@ class Copyable(Protocol):
     beside: tuple[str, ...]
     """Suffixes of files that the backend would use as a part of the copy."""
 
-    def access(self) -> Access | None:
+    def access(self) -> FileAccess | None:
         """Return the access rights that the copy gets; None if they are unknown."""
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:

@@ -24,11 +24,10 @@ from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import SPLICE, Op, Tree, locate
-from backtrail.engine.writer import ANYTHING, Key
+from backtrail.engine.writer import ANYTHING, ThreadKey
 from backtrail.errors import Conflict, Invalid, NotFound
-from backtrail.listing import period_of
 from backtrail.models import MISSING, ConversationInfo, Items, Sentinel, when
-from backtrail.validation import check_count, check_id, check_query, plain, to_data
+from backtrail.validation import check_count, check_id, check_period, check_query, plain, to_data
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -198,7 +197,7 @@ class Conversations(Collection):
         if not isinstance(prefix, str | None):
             raise Invalid(f"prefix must be the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
         prefix = None if prefix is None else plain(prefix)
-        period = period_of(since, until)
+        period = check_period(since, until)
         infos: Infos = []
         for record, newest, header in self._headers(agent, after, prefix=prefix, period=period):
             if limit is not None and len(infos) >= limit:
@@ -281,7 +280,7 @@ class Conversations(Collection):
         if tip is None or tip.head is None:
             raise self._unknown(id)
         edit = _BranchEdit(id, at, new_id, content, self._engine)
-        key = Key(self._space, new_id, tip.record.agent)
+        key = ThreadKey(self._space, new_id, tip.record.agent)
         try:
             checkpoint = session.writer.fork(key, tip, tip.head, (), edit=edit)
         except Conflict as error:

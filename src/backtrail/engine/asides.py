@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.engine import log, manifests
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.tree import decode as unpacker
-from backtrail.engine.writer import Key
+from backtrail.engine.writer import ThreadKey
 
 if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
@@ -93,7 +93,7 @@ def _by(reader: LogReader, aside: ThreadRecord, label: str, run: str) -> list[in
 
 def _hide(reader: LogReader, mover: HeadMover, aside: ThreadRecord, doomed: set[int]) -> None:
     """Hide notes by seq. The head goes last, so that the aside thread has a head as long as it has notes."""
-    key = Key(ASIDE, aside.name)
+    key = ThreadKey(ASIDE, aside.name)
     mover.hide(key, lambda _: dict.fromkeys(sorted(doomed), ()))
     tip = reader.tip_of(aside)
     head = tip.head if tip is not None else None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.reader import LogReader
-    from backtrail.engine.writer import Key
+    from backtrail.engine.writer import ThreadKey
 
 T = TypeVar("T")
 Tagged = dict[int, tuple[str, ...]]
@@ -37,7 +37,7 @@ class HeadMover:
 
     # -- the head ---------------------------------------------------------------------------------
 
-    def rewind(self, key: Key, find: Callable[[Tip], Row]) -> Tip:
+    def rewind(self, key: ThreadKey, find: Callable[[Tip], Row]) -> Tip:
         """Make the checkpoint that `find` returns the head; return the new tip."""
 
         def attempt(tip: Tip) -> Tip:
@@ -46,7 +46,7 @@ class HeadMover:
 
         return self._moving(key, attempt)
 
-    def undo(self, key: Key) -> Tip:
+    def undo(self, key: ThreadKey) -> Tip:
         """Undo the last save or move of the head; return the new tip. `Invalid` if there is nothing to undo."""
 
         def attempt(tip: Tip) -> Tip:
@@ -65,7 +65,7 @@ class HeadMover:
         to = self._undo_target(tip, head=newest.head, start=newest.undo)
         return None if to is None else log.checkpoint_id(tip.record.uid, to.head)
 
-    def redo(self, key: Key) -> Tip:
+    def redo(self, key: ThreadKey) -> Tip:
         """Redo the last undo; return the new tip. `Invalid` if there is nothing to redo."""
 
         def attempt(tip: Tip) -> Tip:
@@ -122,7 +122,7 @@ class HeadMover:
 
     # -- deleting ---------------------------------------------------------------------------------
 
-    def delete_checkpoint(self, key: Key, find: Callable[[Tip], Row | None]) -> tuple[bool, Tip | None]:
+    def delete_checkpoint(self, key: ThreadKey, find: Callable[[Tip], Row | None]) -> tuple[bool, Tip | None]:
         """Hide the checkpoint that `find` returns; if it is the head, its nearest visible ancestor becomes the head.
 
         Returns whether a checkpoint was hidden, and the tip; None instead of the tip if another row than the head was.
@@ -154,7 +154,7 @@ class HeadMover:
         nothing: tuple[bool, Tip | None] = (False, None)
         return self._existing(key, attempt, nothing)
 
-    def delete_thread(self, key: Key) -> tuple[bool, Tip | None]:
+    def delete_thread(self, key: ThreadKey) -> tuple[bool, Tip | None]:
         """Hide all checkpoints of a thread and of its aside thread; their logs stay.
 
         Returns whether there was a visible checkpoint, and the new tip; None instead of the tip if there is no thread.
@@ -180,7 +180,7 @@ class HeadMover:
     def _shown(self, tip: Tip) -> list[Row]:
         return [r for r in self._backend.rows(tip.record.no, [(1, tip.newest.seq)]) if not r.hidden]
 
-    def hide(self, key: Key, choose: Callable[[Tip], Tagged]) -> Tagged:
+    def hide(self, key: ThreadKey, choose: Callable[[Tip], Tagged]) -> Tagged:
         """Hide the checkpoints that `choose` returns, except the head; return the hidden checkpoints with their tags.
 
         Each slice is one commit. If another writer saves or tags meanwhile, `choose` is called again for the rest.
@@ -219,7 +219,7 @@ class HeadMover:
 
     # -- retries -----------------------------------------------------------------------------------
 
-    def _moving(self, key: Key, attempt: Callable[[Tip], Tip]) -> Tip:
+    def _moving(self, key: ThreadKey, attempt: Callable[[Tip], Tip]) -> Tip:
         def existing(tip: Tip | None) -> Tip:
             if tip is None:
                 raise NotFound(f"there is no thread {key.name!r}", code="not_found.thread")
@@ -230,7 +230,7 @@ class HeadMover:
 
         return with_retries(self._reader, key, existing)
 
-    def _existing(self, key: Key, attempt: Callable[[Tip], T], otherwise: T) -> T:
+    def _existing(self, key: ThreadKey, attempt: Callable[[Tip], T], otherwise: T) -> T:
         def maybe(tip: Tip | None) -> T:
             return otherwise if tip is None else attempt(tip)
 

@@ -53,7 +53,7 @@ NOTHING: Final = 0
 """The expectation that there is no head."""
 
 
-class Key(NamedTuple):
+class ThreadKey(NamedTuple):
     """The name space and name of a thread, and the agent that owns it; None: any agent."""
 
     space: str
@@ -94,13 +94,13 @@ class Unchanged(Exception):  # noqa: N818 - it is no error
         self.tip = tip
 
 
-def exists(key: Key, tip: Tip) -> Conflict:
+def exists(key: ThreadKey, tip: Tip) -> Conflict:
     """Return the error for a write that expected no thread."""
     actual = log.checkpoint_id(tip.record.uid, tip.newest.head)
     return Conflict(f"there is a thread {key.name!r} already", code="conflict.exists", actual=actual)
 
 
-def with_retries(reader: LogReader, key: Key, attempt: Callable[[Tip | None], T], known: Tip | None = None) -> T:
+def with_retries(reader: LogReader, key: ThreadKey, attempt: Callable[[Tip | None], T], known: Tip | None = None) -> T:
     """Call `attempt` with the known tip, then with the current tip, until it does not raise `Stale`.
 
     The known tip may be old. If an attempt on it raises an error (some errors mean "nothing to do"), the error is
@@ -190,7 +190,7 @@ class LogWriter:
 
     def save(  # noqa: PLR0917 - by position: every write calls it
         self,
-        key: Key,
+        key: ThreadKey,
         propose: Propose,
         meta: Meta,
         expect: Expect = ANYTHING,
@@ -220,7 +220,7 @@ class LogWriter:
             self._after_write(after.record)
         return after
 
-    def _ready(self, tip: Tip | None, expect: Expect, onto: Callable[[Tip], Row] | None, key: Key) -> Tip | None:
+    def _ready(self, tip: Tip | None, expect: Expect, onto: Callable[[Tip], Row] | None, key: ThreadKey) -> Tip | None:
         """Return the tip to write on, with its chain; `Conflict` if its head is not the expected one."""
         self._require(tip, expect, key)
         if onto is not None:
@@ -230,7 +230,7 @@ class LogWriter:
         except NotFound:  # the head was deleted meanwhile
             raise Stale from None
 
-    def _turned(self, tip: Tip | None, find: Callable[[Tip], Row], key: Key) -> Tip:
+    def _turned(self, tip: Tip | None, find: Callable[[Tip], Row], key: ThreadKey) -> Tip:
         """Return the tip with another checkpoint as its head. Its newest row is a rewind that is not written yet."""
         if tip is None:
             raise NotFound(f"there is no thread {key.name!r}", code="not_found.thread")
@@ -242,7 +242,7 @@ class LogWriter:
         row = rows.move(tip, log.REWIND, target, ranges, undo=undo, redo=0, at=self._reader.clock())
         return Tip(tip.record, log.checked(row, tip.record.uid), target, None, tip.newest)
 
-    def _save_on(self, tip: Tip | None, tree: Tree, ops: list[Op] | None, key: Key, meta: Meta) -> Tip:
+    def _save_on(self, tip: Tip | None, tree: Tree, ops: list[Op] | None, key: ThreadKey, meta: Meta) -> Tip:
         chain = tip.chain if tip else None
         stored = self._pack(tree, ops, chain)
         at = self._reader.clock()
@@ -256,7 +256,7 @@ class LogWriter:
 
     def fork(
         self,
-        key: Key,
+        key: ThreadKey,
         source: Tip,
         at: Row,
         tags: tuple[str, ...],
@@ -311,7 +311,7 @@ class LogWriter:
         tip: Tip | None,
         tree: Tree,
         stored: payload.Stored,
-        key: Key,
+        key: ThreadKey,
         meta: Meta,
         *,
         at: int,
@@ -382,7 +382,7 @@ class LogWriter:
 
     # -- expectations -------------------------------------------------------------------------------------
 
-    def _require(self, tip: Tip | None, expect: Expect, key: Key) -> None:
+    def _require(self, tip: Tip | None, expect: Expect, key: ThreadKey) -> None:
         """Raise `Conflict` if the head is not the expected one, or the thread belongs to another agent."""
         head = tip.newest.head if tip else 0
         if tip and head and key.agent is not None and tip.record.agent != key.agent:
@@ -413,7 +413,7 @@ class LogWriter:
             actual=actual,
         )
 
-    def _require_label(self, tip: Tip | None, label: str, key: Key) -> None:
+    def _require_label(self, tip: Tip | None, label: str, key: ThreadKey) -> None:
         """Raise `Conflict` if no checkpoint has the label: it is misspelt, or its checkpoint was deleted."""
         head = tip.head if tip else None
         if tip is None or head is None:

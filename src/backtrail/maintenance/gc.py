@@ -34,7 +34,7 @@ from backtrail.engine.search import indexer
 from backtrail.engine.tree import msgpack
 from backtrail.engine.tree.nodes import INNER, LEAF, NODE_LIMIT, SPINE, Node, read_levels
 from backtrail.engine.tree.tree import SET, SPLICE
-from backtrail.engine.writer import Key
+from backtrail.engine.writer import ThreadKey
 from backtrail.errors import Corrupt, NotFound
 from backtrail.maintenance.readable import is_chunk_sound
 from backtrail.models import GcReport
@@ -119,7 +119,7 @@ def _hide_expired(reader: StoreReader, record: ThreadRecord) -> None:
     """Hide the checkpoints that are older than the store's ttl, as the next save to the thread would."""
     if reader.options.ttl is not None and record.space != manifests.SPACE:
         with suppress(Corrupt):  # the head of a damaged thread is unknown
-            HeadMover(reader).hide(Key(record.space, record.name), partial(retention.outlived, reader))
+            HeadMover(reader).hide(ThreadKey(record.space, record.name), partial(retention.outlived, reader))
 
 
 def collect_rows(reader: StoreReader, record: ThreadRecord, paced: throttle.Upkeep | None = None) -> int:

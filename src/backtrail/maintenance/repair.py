@@ -29,7 +29,7 @@ from backtrail.engine.search import indexer
 from backtrail.engine.tree import edits
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path
-from backtrail.engine.writer import Expect, Key, LogWriter
+from backtrail.engine.writer import Expect, LogWriter, ThreadKey
 from backtrail.errors import Conflict, Corrupt, NotFound, Unavailable
 from backtrail.maintenance import gc
 from backtrail.maintenance.verify import (
@@ -289,7 +289,7 @@ class _ThreadRepair:
             return
         put = edits.Put(Path(("lease",)), None, manifests.PLAIN, self._record.name)
         meta, expect = rows.Meta(log.AUTOMATIC), Expect(tip.head.seq, tip.head.op_id)
-        key = Key(self._record.space, self._record.name)
+        key = ThreadKey(self._record.space, self._record.name)
         LogWriter(self._reader).save(key, edits.Several([put]), meta, expect=expect)
 
     def _make_bases(self, unsound: set[int]) -> None:
@@ -364,7 +364,7 @@ class _AgentRepair:
         meta = rows.Meta(log.AUTOMATIC, metadata=self._packed(note))
         expect = Expect(tip.head.seq, tip.head.op_id)
         after = LogWriter(self._reader).save(
-            Key(manifests.SPACE, self._record.name), lambda _: (tree, None), meta, expect=expect
+            ThreadKey(manifests.SPACE, self._record.name), lambda _: (tree, None), meta, expect=expect
         )
         visible_rows = self._backend.rows(self._record.no, [(1, tip.newest.seq)], visible=True)
         obsolete = [

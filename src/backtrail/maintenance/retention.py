@@ -19,7 +19,7 @@ from backtrail.engine.retention import Rules, Sorted
 from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import locate
-from backtrail.engine.writer import Key
+from backtrail.engine.writer import ThreadKey
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.maintenance import gc
 from backtrail.models import PruneReport
@@ -360,7 +360,7 @@ def _prune_checkpoints(
         if tip is not None:
             choose(tip)
     else:
-        hidden = engine.session.mover.hide(Key(record.space, record.name, record.agent), choose)
+        hidden = engine.session.mover.hide(ThreadKey(record.space, record.name, record.agent), choose)
         result = result and result._replace(gone=dict(sorted(hidden.items())))
     return result
 
@@ -420,7 +420,7 @@ def remove_idle(
             decision = Idle(decision.kind, why=("a worker has its run",), head=max(decision.seqs, default=None))
         if decision.seqs is not None and not dry_run:
             for space in _spaces_of(record.space):
-                session.mover.delete_thread(Key(space, record.name))
+                session.mover.delete_thread(ThreadKey(space, record.name))
         return decision
 
     return work(engine.session) if dry_run else engine.atomic(work)

@@ -27,7 +27,7 @@ from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import locate
-from backtrail.engine.writer import NOTHING, Expect, Key, LogWriter
+from backtrail.engine.writer import NOTHING, Expect, LogWriter, ThreadKey
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, NotFound
 from backtrail.maintenance import gc
 from backtrail.models import MISSING
@@ -336,7 +336,7 @@ class Fence:
             raise Conflict("another writer wrote to the journal of this run", code="conflict.stale") from None
 
 
-class Place(NamedTuple):
+class JournalTip(NamedTuple):
     """The journal's thread after the last read or write, as far as the next write depends on it."""
 
     tip: Tip | None = None
@@ -360,10 +360,10 @@ class JournalThread:
     ) -> None:
         self.id = session_id
         self._engine = engine
-        self._key = Key(JOURNAL, session_id, agent)
+        self._key = ThreadKey(JOURNAL, session_id, agent)
         self._values = values = values or RunValues(engine)
         self._types, self._exact = values.types, values.exact
-        self.place = Place()
+        self.place = JournalTip()
         self.fields: dict[str, Any] = {}
         """The fields that outlast iterations: agent, lease, conversation ..."""
         self._iterations = 0
@@ -378,7 +378,7 @@ class JournalThread:
         """Return the journal as it is stored; None if the run does not exist."""
         tip = session.reader.tip(JOURNAL, self.id)
         if tip is None or tip.head is None:
-            self.place = Place(tip)
+            self.place = JournalTip(tip)
             return None
         tip = session.reader.with_chain(tip)
         tree = tip.chain.tree if tip.chain else None
@@ -393,7 +393,7 @@ class JournalThread:
         checkpoint = journal.checkpoint_of(data)
         filled = tuple(name for name in _EMPTIED if data.get(name))
         at, ended = max(checkpoint, data.get("at", 0)), tuple(data.get("ended", (0, 0)))
-        self.place = Place(tip, data["status"], at, checkpoint, ended, len(journal.entries_of(data)), filled)
+        self.place = JournalTip(tip, data["status"], at, checkpoint, ended, len(journal.entries_of(data)), filled)
         self.fields = {name: data[name] for name in _LASTING if name in data}
 
     def point(self, session: Session, *, lenient: bool = False) -> Point | None:
@@ -505,11 +505,11 @@ class JournalThread:
         if ended != self.place.ended:
             several.append(self._assign("ended", list(ended)))
         if state is not MISSING:
-            several.append(edits.Match(_path("state"), self._values.redacted(state), self._exact, self.id))
+            several.append(edits.Rescan(_path("state"), self._values.redacted(state), self._exact, self.id))
         several += [self._assign(name, value) for name, value in fields.items()]
         status = fields.get("status", status)
         tip = self._save(session, several[0] if len(several) == 1 else edits.Several(several), status)
-        self.place = Place(tip, status, at, checkpoint, ended, count, filled)
+        self.place = JournalTip(tip, status, at, checkpoint, ended, count, filled)
         self.fields |= {name: value for name, value in fields.items() if name in _LASTING}
 
     def put_whole(self, session: Session, point: Mapping[str, Any]) -> None:
@@ -677,7 +677,7 @@ class CheckpointThread(Handle[Any]):
         for name, items, start, stop in zip(journal.LISTS, picture.lists, last.lengths, picture.lengths, strict=True):
             self._append(several, (name,), items[start:stop])
         if picture.state_bytes is None or picture.state_bytes != last.state_bytes:
-            several.append(edits.Match(_path("state"), picture.state, self._exact, self.id))
+            several.append(edits.Rescan(_path("state"), picture.state, self._exact, self.id))
         records = picture.lists[1][last.lengths[1] : picture.lengths[1]]
         self._append(several, ("journal", "past"), picture.past[last.counts[2] :])
         self._append(several, ("journal", "zero"), picture.short(picture.zero[last.counts[0] :], records))
@@ -692,7 +692,7 @@ class CheckpointThread(Handle[Any]):
             several.append(self._assign(("journal", "begun"), begun))
             return several
         several += [self._assign(("journal", "begun", name), begun[name]) for name in journal.LISTS]
-        several.append(edits.Match(_path("journal", "begun", "state"), begun["state"], self._types, self.id))
+        several.append(edits.Rescan(_path("journal", "begun", "state"), begun["state"], self._types, self.id))
         return several
 
     def _assign(self, steps: tuple[str, ...], value: Any) -> edits.Edit:

@@ -22,7 +22,7 @@ from backtrail.runs.lease import check_free
 from backtrail.runs.recorder import INTERRUPTED, JOURNAL, MOVES, SPACE, JournalThread, status_note
 from backtrail.runs.strategies import RunState, RunStatus, ToolCallRecord, record_of
 from backtrail.thread import Thread
-from backtrail.validation import LEASE, check_count, check_id, check_time, plain
+from backtrail.validation import LEASE, check_count, check_id, check_period, plain
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -115,7 +115,7 @@ class Runs:
             check_count(limit, "limit")
         if status is not None and status not in [*RunState]:
             raise Invalid(f"status is one of {', '.join(RunState)}, not {status!r:.100}", code="invalid.argument")
-        start, end = check_time(since, "since"), check_time(until, "until")
+        start, end = check_period(since, until)
         runs = (
             self._read(record)
             for record, written in self._candidates(status, agent)

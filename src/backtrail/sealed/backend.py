@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from backtrail.atomic_file import Access
+    from backtrail.atomic_file import FileAccess
     from backtrail.backends.port import (
         Backend,
         Copyable,
@@ -530,7 +530,7 @@ class CopyableSealedBackend(SealedBackend):
         copyable: Copyable = self.below
         return copyable
 
-    def access(self) -> Access | None:
+    def access(self) -> FileAccess | None:
         return self._copyable.access()
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:

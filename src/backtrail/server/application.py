@@ -19,7 +19,7 @@ from backtrail.server import api, events, inspector, mcp_endpoint, openai_conver
 from backtrail.server.access import LOOPBACK, SAFE_METHODS, Access, Gate, Tokens, read_tokens
 from backtrail.server.context import Context
 from backtrail.server.problems import Problem, details, headers_of, problem_response, status_of
-from backtrail.server.routing import Match, Router, segments_of
+from backtrail.server.routing import RouteMatch, Router, segments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -133,7 +133,7 @@ class Server:
         self._gate.check_host(request)
         segments = segments_of(request.scope)
         match = set[str]() if segments is None else self._router.match(request.method, segments)
-        if not isinstance(match, Match):
+        if not isinstance(match, RouteMatch):
             if not match:
                 self._gate.access_of(request)  # the paths are no secret, but a stranger gets one answer for all
                 raise Problem(404, "not_found.path", "there is no such path")

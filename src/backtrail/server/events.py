@@ -54,7 +54,7 @@ _PAUSE: Final = 1.0
 """Seconds before a failed watch begins again."""
 
 
-class Event(NamedTuple):
+class ServerEvent(NamedTuple):
     """A new head of a thread; `data` is None for a reset."""
 
     number: int
@@ -68,16 +68,16 @@ class Event(NamedTuple):
         return text.encode()
 
 
-class Reader:
+class EventReader:
     """The queue of one reader, in its event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.events: deque[Event] = deque()
+        self.events: deque[ServerEvent] = deque()
         self.news = asyncio.Event()
         self.closed = False
 
-    def put(self, event: Event) -> None:
+    def put(self, event: ServerEvent) -> None:
         """Add an event, from any thread."""
         with suppress(RuntimeError):  # its event loop has ended
             self._loop.call_soon_threadsafe(self._put, event)
@@ -88,7 +88,7 @@ class Reader:
         with suppress(RuntimeError):  # its event loop has ended
             self._loop.call_soon_threadsafe(self.news.set)
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: ServerEvent) -> None:
         if len(self.events) >= _QUEUE:
             self.events.clear()
             event = event._replace(data=None)
@@ -103,8 +103,8 @@ class Feed:
         self.name = secrets.token_hex(4)
         self._store = store
         self._lock = threading.Lock()
-        self._readers: set[Reader] = set()
-        self._last: deque[Event] = deque(maxlen=_KEPT)
+        self._readers: set[EventReader] = set()
+        self._last: deque[ServerEvent] = deque(maxlen=_KEPT)
         self._number = 0
         self._watches: dict[str, Watch[Checkpoint[Any]]] = {}
         self._closed = False
@@ -134,24 +134,24 @@ class Feed:
     def _publish(self, moment: int, data: dict[str, Any] | None) -> None:
         with self._lock:
             self._number += 1
-            event = Event(self._number, moment, data)
+            event = ServerEvent(self._number, moment, data)
             self._last.append(event)
             for reader in self._readers:
                 reader.put(event)
 
-    def join(self, reader: Reader) -> None:
+    def join(self, reader: EventReader) -> None:
         """Add a reader."""
         with self._lock:
             if len(self._readers) >= _READERS:
                 raise Problem(503, "unavailable.readers", f"the server has {_READERS} readers of events already")
             self._readers.add(reader)
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: EventReader) -> None:
         """Remove a reader."""
         with self._lock:
             self._readers.discard(reader)
 
-    def missed(self, last_id: str) -> list[Event]:
+    def missed(self, last_id: str) -> list[ServerEvent]:
         """Return the events after the one with this id, oldest first. If the feed no longer has them: one `reset`."""
         feed, number, moment = _parsed(last_id)
         with self._lock:
@@ -160,9 +160,9 @@ class Feed:
         if feed == self.name and 0 < number <= newest and number >= kept[0].number - 1:
             return [event for event in kept if event.number > number]
         found = sorted(self._since(when(moment) - _SLACK), key=lambda event: event.time)
-        return [Event(newest, moment, None)] if len(found) > _MISSED else found
+        return [ServerEvent(newest, moment, None)] if len(found) > _MISSED else found
 
-    def _since(self, moment: dt.datetime) -> Iterator[Event]:
+    def _since(self, moment: dt.datetime) -> Iterator[ServerEvent]:
         """Give the checkpoints since a moment, of all threads that were written to since then."""
         count = 0
         for kind in KINDS:
@@ -176,10 +176,10 @@ class Feed:
                         break
                     count += 1
                     last = last or each
-                    yield Event(0, micros(each.created_at), event_data(kind, each))
+                    yield ServerEvent(0, micros(each.created_at), event_data(kind, each))
                 if (last is None or last.id != info.head_id) and not info.damaged:  # a rewind is no checkpoint
                     count += 1
-                    yield Event(0, micros(info.updated_at), event_data(kind, thread.load()))
+                    yield ServerEvent(0, micros(info.updated_at), event_data(kind, thread.load()))
 
     def close(self) -> None:
         """End the watches and the streams of the readers."""
@@ -245,7 +245,7 @@ async def stream(ctx: Context) -> Response:
         return Response(media_type=_TYPE)
     feed = ctx.server.events.feed(ctx.access, ctx.store)
     await ctx.run(feed.start)
-    reader = Reader()
+    reader = EventReader()
     feed.join(reader)
     try:
         missed = [] if last_id is None else await ctx.run(feed.missed, last_id)
@@ -256,7 +256,9 @@ async def stream(ctx: Context) -> Response:
     return StreamingResponse(body, media_type=_TYPE, headers={"X-Accel-Buffering": "no"})
 
 
-async def _body(feed: Feed, reader: Reader, missed: list[Event], wanted: dict[str, str]) -> AsyncIterator[bytes]:
+async def _body(
+    feed: Feed, reader: EventReader, missed: list[ServerEvent], wanted: dict[str, str]
+) -> AsyncIterator[bytes]:
     known = {event.data["checkpoint_id"] for event in missed if event.data}
     try:
         yield b"retry: 2000\n\n"
@@ -279,7 +281,7 @@ async def _body(feed: Feed, reader: Reader, missed: list[Event], wanted: dict[st
         feed.leave(reader)
 
 
-def _matches(event: Event, wanted: dict[str, str]) -> bool:
+def _matches(event: ServerEvent, wanted: dict[str, str]) -> bool:
     return event.data is None or all(event.data[name] == value for name, value in wanted.items())
 
 

@@ -44,7 +44,7 @@ class Route(NamedTuple):
         return tuple(self.path.partition(" ")[2].strip("/").split("/"))
 
 
-class Match(NamedTuple):
+class RouteMatch(NamedTuple):
     """A route, and the values of its segments in braces."""
 
     route: Route
@@ -58,7 +58,7 @@ class Router:
         ordered = sorted(routes, key=lambda route: route.path.count("{"))
         self._routes = [(route, route.method, route.segments) for route in ordered]
 
-    def match(self, method: str, segments: tuple[str, ...]) -> Match | set[str]:
+    def match(self, method: str, segments: tuple[str, ...]) -> RouteMatch | set[str]:
         """Return the route of a request, or the methods that its path has; none if there is no such path."""
         allowed: set[str] = set()
         for route, has, wanted in self._routes:
@@ -66,7 +66,7 @@ class Router:
             if params is None:
                 continue
             if method == has or (method == "HEAD" and has == "GET"):
-                return Match(route, params)
+                return RouteMatch(route, params)
             allowed |= {has, "HEAD"} if has == "GET" else {has}
         return allowed
 

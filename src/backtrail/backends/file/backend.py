@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from backtrail.atomic_file import Access
+from backtrail.atomic_file import FileAccess
 from backtrail.backends.file import directory
-from backtrail.backends.file.directory import Generation, begin_file
+from backtrail.backends.file.directory import LogGeneration, begin_file
 from backtrail.backends.file.disk import STORE, remove, synced_directory, translated, write_new
 from backtrail.backends.file.lock import end_bytes
 from backtrail.backends.file.log import Log, write_base
@@ -83,9 +83,9 @@ class FileBackend(TableBackend):
         finally:
             log.close()
 
-    def access(self) -> Access | None:
+    def access(self) -> FileAccess | None:
         with suppress(OSError):
-            place, store = Access.to(self.path), Access.to(self.path / STORE)
+            place, store = FileAccess.to(self.path), FileAccess.to(self.path / STORE)
             return store._replace(mode=store.mode & (place.mode | stat.S_IRWXU))  # no more rights than the directory
         return None
 
@@ -172,7 +172,7 @@ class FileBackend(TableBackend):
         name = directory.new_base(old.generation + 1)
         try:
             tables, count = write_base(self.path / name, old.uid, copy, source.body)
-            new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
+            new = LogGeneration(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
             return self._switch(old, new, tables)
         except BaseException:
             self._discard(name)
@@ -180,7 +180,7 @@ class FileBackend(TableBackend):
         finally:
             source.close()
 
-    def _switch(self, old: Generation, new: Generation, tables: Tables) -> bool:
+    def _switch(self, old: LogGeneration, new: LogGeneration, tables: Tables) -> bool:
         """Switch to a new generation, whose base has the tables; return False if another process was first."""
         try:
             log = Log(self.path, new, read_only=False)
@@ -209,7 +209,7 @@ class FileBackend(TableBackend):
         try:
             tables, count = write_base(self.path / name, uid, copy, log.body)
             begin_file(self.path, uid, file, frame)
-            new = Generation(uid, old.generation + 1, name, count, file, frame)
+            new = LogGeneration(uid, old.generation + 1, name, count, file, frame)
             new_log = Log(self.path, new, read_only=False)
             new_log.leave_base()
             self._begin(new, new_log, tables)
@@ -218,7 +218,7 @@ class FileBackend(TableBackend):
             raise
         directory.sweep(self.path, new)
 
-    def _begin(self, new: Generation, log: Log, tables: Tables) -> None:
+    def _begin(self, new: LogGeneration, log: Log, tables: Tables) -> None:
         """Switch the directory to a new generation, and use its log and tables."""
         directory.switch(self.path, new)
         self._files.adopt(log, tables)
@@ -237,4 +237,4 @@ class FileBackend(TableBackend):
 def _give_access(path: Path, like: Path) -> None:
     """Give a file the access rights of the file `like`, as far as possible."""
     with suppress(OSError):
-        Access.to(like).give(path)
+        FileAccess.to(like).give(path)

@@ -49,7 +49,7 @@ _SNAPSHOT: Final = "snapshot"
 _OURS: Final = re.compile(rf"log-\d{{12}}|base-\d{{12}}-[0-9a-f]{{8}}|{_SNAPSHOT}")
 
 
-class Generation(NamedTuple):
+class LogGeneration(NamedTuple):
     """The content of `backtrail.store`: the current files of a store."""
 
     uid: bytes
@@ -65,7 +65,7 @@ class Generation(NamedTuple):
     """The number of the first frame in that log file."""
 
 
-def _line(generation: Generation) -> str:
+def _line(generation: LogGeneration) -> str:
     uid, number, base, count, file, frame = generation
     text = f"{_WORD} {frames.FORMAT} uid={uid.hex()} generation={number} base={base or '-'} frames={count} "
     text += f"file={file} frame={frame}"
@@ -136,7 +136,7 @@ def _has_frames(log: Path) -> bool:
         raise translated(error, log) from error
 
 
-def read(path: Path) -> tuple[Generation, int]:
+def read(path: Path) -> tuple[LogGeneration, int]:
     """Return the current generation, and the descriptor of the open `backtrail.store`."""
     name = path / STORE
     try:
@@ -163,7 +163,7 @@ def read(path: Path) -> tuple[Generation, int]:
     )
 
 
-def _parsed(line: str, path: Path) -> Generation:
+def _parsed(line: str, path: Path) -> LogGeneration:
     form = int(line.split()[1])
     if form > frames.FORMAT:
         raise Invalid(
@@ -176,7 +176,7 @@ def _parsed(line: str, path: Path) -> Generation:
     if fields is None:
         raise Corrupt(f"{path / STORE}: cannot be read", code="corrupt.store")
     base = fields["base"]
-    return Generation(
+    return LogGeneration(
         bytes.fromhex(fields["uid"]),
         int(fields["generation"]),
         None if base == "-" else base,
@@ -203,7 +203,7 @@ def make_directory(path: Path) -> None:
 
 def make(path: Path) -> None:
     """Create a store in an empty directory. The caller has its lock."""
-    first = Generation(new_uid(), 1, None, 0, 1, 1)
+    first = LogGeneration(new_uid(), 1, None, 0, 1, 1)
     begin_file(path, first.uid, 1, 1)
     switch(path, first)
 
@@ -229,7 +229,7 @@ def begin_file(path: Path, uid: bytes, file: int, first: int) -> None:
         raise translated(error, name) from error
 
 
-def switch(path: Path, to: Generation) -> None:
+def switch(path: Path, to: LogGeneration) -> None:
     """Replace `backtrail.store` by another generation. The caller has the lock; the files it names are on disk."""
     name = path / STORE
     new = name.with_name(STORE + NEW)
@@ -241,7 +241,7 @@ def switch(path: Path, to: Generation) -> None:
         raise translated(error, name) from error
 
 
-def sweep(path: Path, now: Generation) -> None:
+def sweep(path: Path, now: LogGeneration) -> None:
     """Remove the files of older generations. The caller has the lock.
 
     The base of the next generation stays, because another process may be writing it. If it is not used, a later sweep
@@ -257,7 +257,7 @@ def sweep(path: Path, now: Generation) -> None:
         raise translated(error, path) from error
 
 
-def _is_leftover(name: str, now: Generation) -> bool:
+def _is_leftover(name: str, now: LogGeneration) -> bool:
     """Tell whether a file is left over from an older generation or an interrupted write."""
     if name == _SNAPSHOT or name.startswith((STORE + NEW, _SNAPSHOT + NEW)):
         return True

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from backtrail.backends.file.directory import Generation
+    from backtrail.backends.file.directory import LogGeneration
     from backtrail.backends.tables.changes import Body, Change
 
 LOG: Final = logging.getLogger("backtrail.backends")
@@ -109,7 +109,7 @@ def build(
 class Log:
     """The log of one generation, with a position in it."""
 
-    def __init__(self, directory: Path, generation: Generation, *, read_only: bool) -> None:
+    def __init__(self, directory: Path, generation: LogGeneration, *, read_only: bool) -> None:
         """Open the first file. The position is before its first frame: of the base if there is one, else of the log."""
         self.uid = generation.uid
         self._directory = directory

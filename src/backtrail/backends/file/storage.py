@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from backtrail.backends.file.directory import Generation
+    from backtrail.backends.file.directory import LogGeneration
     from backtrail.backends.tables.changes import Body
 
 _ATTEMPTS: Final = 3
@@ -53,7 +53,7 @@ class FileStorage:
         """None if the tables must be read from the files: at first, and after an interrupt or a failure."""
         self._in_doubt = False
         """Whether the log may have an unpublished write of this process. Then reads need the lock."""
-        self._generation: Generation | None = None
+        self._generation: LogGeneration | None = None
         self._store = -1, (0, 0)
         """The descriptor and the inode of `backtrail.store`. While it is open, no other file can get its inode."""
         self._missing_end: End | None = None
@@ -67,7 +67,7 @@ class FileStorage:
         return self._log
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> LogGeneration:
         """The generation of the tables. The caller has locked the tables."""
         if self._generation is None:
             raise AssertionError
@@ -365,7 +365,7 @@ class FileStorage:
         self._use_generation(*directory.read(self.path))
         self._log, self.tables = log, tables
 
-    def _present(self) -> tuple[Generation, int]:
+    def _present(self) -> tuple[LogGeneration, int]:
         """Return the current generation and the descriptor of `backtrail.store`; `NotFound` if the store was replaced.
 
         gc increments the generation. If the file has another inode but no later generation, a user has put another
@@ -383,7 +383,7 @@ class FileStorage:
             )
         return now, fd
 
-    def _use_generation(self, generation: Generation, fd: int) -> None:
+    def _use_generation(self, generation: LogGeneration, fd: int) -> None:
         self._let_go()
         self._generation, self._store = generation, (fd, inode(os.fstat(fd)))
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
-from backtrail.atomic_file import PARTS, Access
+from backtrail.atomic_file import PARTS, FileAccess
 from backtrail.backends.columns import MAX_SEQ, as_row, encoded, merged, names_between
 from backtrail.backends.port import (
     Batch,
@@ -205,9 +205,9 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
         finally:
             view.close()
 
-    def access(self) -> Access | None:
+    def access(self) -> FileAccess | None:
         with suppress(OSError):
-            return Access.to(Path(self.path))
+            return FileAccess.to(Path(self.path))
         return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from backtrail.atomic_file import Access
+    from backtrail.atomic_file import FileAccess
 
 _PAGES: Final = 512
 """How many pages are copied per step."""
 
 
 def copy(
-    source: apsw.Connection, path: Path, access: Access | None, progress: Callable[[str, int], None] | None
+    source: apsw.Connection, path: Path, access: FileAccess | None, progress: Callable[[str, int], None] | None
 ) -> int:
     """Copy all pages to a new file with the given access rights; return its size in bytes."""
     with suppress(OSError):  # SQLite will report the error

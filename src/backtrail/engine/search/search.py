@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import IndexHit
     from backtrail.engine.reader import StoreReader
     from backtrail.engine.search.query import Query, TextMatch
+    from backtrail.models import Period
 
     Progress = Callable[[str, int], None] | None
 
@@ -55,13 +56,6 @@ def cursor_of(cursor: str) -> SearchCursor:
     if parsed is None or not (abs(parsed.time) < _TOP and 0 <= parsed.no < _TOP and 0 <= parsed.score <= 1):
         raise Invalid(f"after= must be a hit of this search or its cursor, not {cursor!r}", code="invalid.argument")
     return parsed
-
-
-class Period(NamedTuple):
-    """The time of the messages that a search looks at, in microseconds since 1970; `None` means no limit."""
-
-    since: int | None = None
-    until: int | None = None
 
 
 class _ScoredHit(NamedTuple):

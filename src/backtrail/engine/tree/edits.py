@@ -270,7 +270,7 @@ class Several:
         return tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None
 
 
-class Match(Edit):
+class Rescan(Edit):
     """Replace the value at a path. A scan finds the unchanged parts, which are not written again."""
 
     def __init__(self, path: Path, value: Any, types: Types, name: str) -> None:

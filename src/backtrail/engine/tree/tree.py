@@ -85,7 +85,7 @@ Around = list[tuple[chunked.Spine, int, bytes | None]]
 """The containers around a value, from the root down: the spine, the position in it, the key if it is a mapping."""
 
 
-class Frame(NamedTuple):
+class Surroundings(NamedTuple):
     """A tree around a value, as bytes, if all containers around it are short lists and dicts."""
 
     before: bytes
@@ -96,7 +96,7 @@ class Frame(NamedTuple):
     """The most bytes of a value with which the containers stay short."""
 
 
-Place = tuple["Path", bytes, list[Step], "Around | Frame"]
+Place = tuple["Path", bytes, list[Step], "Around | Surroundings"]
 """A user's path in a tree: the value there, the path as an op's steps, and what is around the value."""
 
 
@@ -153,7 +153,7 @@ def _applied_at(nodes: Nodes, rep: bytes, op: Op, place: Place) -> tuple[bytes, 
     """Return what `_applied` does for an op whose place is known, and the place after the op."""
     path, value, steps, around = place
     changed, sealed = _changed(nodes, value, op)
-    if isinstance(around, Frame):
+    if isinstance(around, Surroundings):
         before, after, rest, room = around
         if len(changed) > room:  # the containers around it change their form: begin at the root
             return *_applied(nodes, rep, op), None
@@ -164,7 +164,7 @@ def _applied_at(nodes: Nodes, rep: bytes, op: Op, place: Place) -> tuple[bytes, 
     return rep, sealed, (path, changed, steps, _frame(rep, around, changed) or around)
 
 
-def _frame(rep: bytes, around: Around, value: bytes) -> Frame | None:
+def _frame(rep: bytes, around: Around, value: bytes) -> Surroundings | None:
     """Return the tree around a value as bytes; None unless all containers are short lists and dicts."""
     if not around:
         return None
@@ -179,7 +179,7 @@ def _frame(rep: bytes, around: Around, value: bytes) -> Frame | None:
         start = len(rep) - spine.weight + sum(map(len, entries[:pos])) + len(key or b"")
         before, after = before + rep[:start], rep[start + len(inner) :] + after
         rep = inner
-    return Frame(before, after, rest, room)
+    return Surroundings(before, after, rest, room)
 
 
 def _applied(nodes: Nodes, rep: bytes, op: Op) -> tuple[bytes, bool]:

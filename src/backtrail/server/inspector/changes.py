@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from backtrail.server.context import Context
     from backtrail.store import Store
 
-    Describe = Callable[["Context"], Awaitable["Change"]]
+    Describe = Callable[["Context"], Awaitable["PendingChange"]]
 
 T = TypeVar("T")
 _LISTED: Final = 10
@@ -35,7 +35,7 @@ _CHANGES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PendingChange:
     """A change that a person may make: its effect, the fields to fill in, and the call of the API."""
 
     title: str
@@ -81,7 +81,7 @@ def on_trial(store: Store, change: Callable[[], T]) -> T:
 # -- threads ----------------------------------------------------------------------------------------------
 
 
-async def _move(ctx: Context, name: str, **options: Any) -> Change:
+async def _move(ctx: Context, name: str, **options: Any) -> PendingChange:
     """Describe a rewind, an undo or a redo: the head moves to another checkpoint."""
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
@@ -102,7 +102,7 @@ async def _move(ctx: Context, name: str, **options: Any) -> Change:
         come = "1 checkpoint comes" if left - count == 1 else f"{left - count:,} checkpoints come"
         effects.append(f"{come} back into view.")
     back = "redo" if name == "undo" else "undo"
-    return Change(
+    return PendingChange(
         title={"rewind": f"Rewind to step {after.step}", "undo": "Undo", "redo": "Redo"}[name],
         button=name.capitalize(),
         effects=effects,
@@ -124,16 +124,16 @@ async def _differences(ctx: Context, kind: str, thread_id: str, old: str, new: s
     return {"kind": kind, "thread_id": thread_id, "old": old, "new": new, "diff": diff}
 
 
-async def _rewind(ctx: Context) -> Change:
+async def _rewind(ctx: Context) -> PendingChange:
     at = await ctx.call("thread_checkpoint", **names(ctx), ref=_ref(ctx))
     return await _move(ctx, "rewind", ref=at["checkpoint_id"])
 
 
-async def _undo(ctx: Context) -> Change:
+async def _undo(ctx: Context) -> PendingChange:
     return await _move(ctx, "undo")
 
 
-async def _redo(ctx: Context) -> Change:
+async def _redo(ctx: Context) -> PendingChange:
     return await _move(ctx, "redo")
 
 
@@ -141,12 +141,12 @@ def _ref(ctx: Context) -> str:
     return ctx.request.query_params.get("ref") or "@"
 
 
-async def _fork(ctx: Context) -> Change:
+async def _fork(ctx: Context) -> PendingChange:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
     at = await ctx.call("thread_checkpoint", **which, ref=_ref(ctx))
     can_delete = kind in ("thread", "conversation")
-    return Change(
+    return PendingChange(
         title=f"Fork at step {at['step']}",
         button="Fork",
         effects=[f"A new {kind} begins with the state of step {at['step']}. This one stays as it is."],
@@ -161,13 +161,13 @@ async def _fork(ctx: Context) -> Change:
     )
 
 
-async def _label(ctx: Context) -> Change:
+async def _label(ctx: Context) -> PendingChange:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
     if kind == "run":
         raise Problem(404, "not_found.path", "a run makes its checkpoints itself: tag one of them instead")
     head = await ctx.call("thread_checkpoint", **which, ref="@")
-    return Change(
+    return PendingChange(
         title="Label the head",
         button="Save",
         effects=[f"The state of step {head['step']} is saved again as step {head['step'] + 1}, with a label."],
@@ -182,12 +182,12 @@ async def _label(ctx: Context) -> Change:
     )
 
 
-async def _tag(ctx: Context) -> Change:
+async def _tag(ctx: Context) -> PendingChange:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
     tag = ctx.request.query_params.get("tag", "")
     at = await ctx.call("thread_checkpoint", **which, ref=_ref(ctx))
-    return Change(
+    return PendingChange(
         title=f"Tag step {at['step']}",
         button="Tag",
         effects=[f"Step {at['step']} gets a tag. A prune keeps checkpoints that have a tag."],
@@ -202,11 +202,11 @@ async def _tag(ctx: Context) -> Change:
     )
 
 
-async def _untag(ctx: Context) -> Change:
+async def _untag(ctx: Context) -> PendingChange:
     which = names(ctx)
     kind, thread_id, tag = which["kind"], which["thread_id"], ctx.request.query_params.get("tag", "")
     at = await ctx.call("thread_checkpoint", **which, ref=_ref(ctx))
-    return Change(
+    return PendingChange(
         title=f"Remove the tag “{tag}”",
         button="Remove",
         effects=[f"Step {at['step']} loses the tag {tag}."],
@@ -220,13 +220,13 @@ async def _untag(ctx: Context) -> Change:
     )
 
 
-async def _delete(ctx: Context) -> Change:
+async def _delete(ctx: Context) -> PendingChange:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
     if kind not in ("thread", "conversation"):
         raise Problem(404, "not_found.path", "only threads and conversations are deleted here")
     info = await ctx.call("thread_show", **which)
-    return Change(
+    return PendingChange(
         title=f"Delete the {kind}",
         button="Delete",
         effects=[f"The {kind} {thread_id} is deleted with {info['checkpoints']:,} checkpoints in view."],
@@ -239,13 +239,13 @@ async def _delete(ctx: Context) -> Change:
     )
 
 
-async def _erase(ctx: Context) -> Change:
+async def _erase(ctx: Context) -> PendingChange:
     which = names(ctx)
     kind, thread_id = which["kind"], which["thread_id"]
     if kind == "agent":
         raise Problem(404, "not_found.path", "agents are not erased here")
     info = await ctx.call("thread_show", **which)
-    return Change(
+    return PendingChange(
         title=f"Erase the {kind}",
         button="Erase",
         effects=[
@@ -265,7 +265,7 @@ async def _erase(ctx: Context) -> Change:
 # -- agents -----------------------------------------------------------------------------------------------
 
 
-async def _restore(ctx: Context) -> Change:
+async def _restore(ctx: Context) -> PendingChange:
     agent_id = ctx.params["agent_id"]
     checkpoint_id = ctx.request.query_params.get("checkpoint", "")
     entry = await ctx.call("checkpoint_info", checkpoint_id=checkpoint_id)
@@ -273,7 +273,7 @@ async def _restore(ctx: Context) -> Change:
     def irreversible() -> list[str]:
         return [f"{call.tool_name} ({call.id})" for call in ctx.store.agents.irreversible(checkpoint_id)]
 
-    return Change(
+    return PendingChange(
         title=f"Restore “{_text(entry['name'])}”",
         button="Restore",
         effects=[
@@ -291,9 +291,9 @@ async def _restore(ctx: Context) -> Change:
     )
 
 
-async def _undo_restore(ctx: Context) -> Change:
+async def _undo_restore(ctx: Context) -> PendingChange:
     agent_id = ctx.params["agent_id"]
-    return Change(
+    return PendingChange(
         title="Undo the last restore",
         button="Undo",
         effects=["The agent and its conversations get the state from before the restore."],
@@ -332,9 +332,9 @@ async def _moved(ctx: Context, agent_id: str, change: Callable[[], Any]) -> list
     return threads
 
 
-async def _checkpoint(ctx: Context) -> Change:
+async def _checkpoint(ctx: Context) -> PendingChange:
     agent_id = ctx.params["agent_id"]
-    return Change(
+    return PendingChange(
         title="Make a checkpoint",
         button="Make it",
         effects=["The checkpoint holds the agent's state and the heads of all its conversations."],
@@ -349,10 +349,10 @@ async def _checkpoint(ctx: Context) -> Change:
     )
 
 
-async def _delete_checkpoint(ctx: Context) -> Change:
+async def _delete_checkpoint(ctx: Context) -> PendingChange:
     checkpoint_id = ctx.request.query_params.get("checkpoint", "")
     entry = await ctx.call("checkpoint_info", checkpoint_id=checkpoint_id)
-    return Change(
+    return PendingChange(
         title=f"Delete “{_text(entry['name'])}”",
         button="Delete",
         effects=["The checkpoint is deleted. The agent and its conversations stay as they are."],
@@ -368,7 +368,7 @@ async def _delete_checkpoint(ctx: Context) -> Change:
 # -- runs, storage ----------------------------------------------------------------------------------------
 
 
-async def _settle(ctx: Context) -> Change:
+async def _settle(ctx: Context) -> PendingChange:
     run_id, call_id = ctx.params["run_id"], ctx.request.query_params.get("call", "")
     run = await ctx.call("run_status", run_id=run_id)
     call = next((each for each in run["calls_in_doubt"] if each["call_id"] == call_id), None)
@@ -381,7 +381,7 @@ async def _settle(ctx: Context) -> Change:
         effects = ["The call is recorded as made, with this result. The run does not make it again."]
         body = {}
         fields = [{"name": "result", "label": "Result, as JSON", "value": "null", "json": True, "required": True}]
-    return Change(
+    return PendingChange(
         title=f"Settle {_text(call['tool'])}",
         button="Settle",
         effects=effects,
@@ -395,7 +395,7 @@ async def _settle(ctx: Context) -> Change:
     )
 
 
-async def _prune(ctx: Context) -> Change:
+async def _prune(ctx: Context) -> PendingChange:
     policy = policy_of(ctx.request.query_params)
     if not policy:
         raise Problem(400, "invalid.argument", "a policy needs a rule, such as keep_last")
@@ -409,7 +409,7 @@ async def _prune(ctx: Context) -> Change:
         rest = len(removed) - _LISTED
         more = "and more" if plan["truncated"] else f"and of {rest:,} more threads" if rest > 0 else ""
         effects.append(f"They are {listed}{', ' if more else ''}{more}.")
-    return Change(
+    return PendingChange(
         title="Prune",
         button="Prune",
         effects=effects,

@@ -35,7 +35,7 @@ _WORDS: Final = 120
 _PATHS: Final = 3
 
 
-class Window(NamedTuple):
+class GraphPage(NamedTuple):
     """Rows of a graph."""
 
     rows: list[dict[str, Any]]
@@ -49,25 +49,25 @@ class Window(NamedTuple):
     """The cursor of the next window, None if there is none."""
 
 
-def newest(store: Store, kind: str, thread_id: str) -> Window:
+def newest(store: Store, kind: str, thread_id: str) -> GraphPage:
     """Return the newest window."""
     thread = handle(store, kind, thread_id)
     return _window(store, kind, thread, _lanes(thread))
 
 
-def around(store: Store, kind: str, thread_id: str, checkpoint_id: str) -> Window:
+def around(store: Store, kind: str, thread_id: str, checkpoint_id: str) -> GraphPage:
     """Return the window around a checkpoint. All checkpoints above it are read."""
     return _above(store, kind, handle(store, kind, thread_id), checkpoint_id, _ABOVE)
 
 
-def above(store: Store, kind: str, thread_id: str, until: str) -> Window:
+def above(store: Store, kind: str, thread_id: str, until: str) -> GraphPage:
     """Return the window that ends above a checkpoint."""
     found = _above(store, kind, handle(store, kind, thread_id), until, WINDOW)
     end = next((at for at, row in enumerate(found.rows) if row["id"] == until), len(found.rows))
     return found._replace(rows=found.rows[:end], older=None)
 
 
-def below(store: Store, kind: str, thread_id: str, before: str, lanes: str) -> Window:
+def below(store: Store, kind: str, thread_id: str, before: str, lanes: str) -> GraphPage:
     """Return the window after a cursor."""
     begun, _, waiting = lanes.partition(".")
     if begun not in ("0", "1"):
@@ -77,7 +77,7 @@ def below(store: Store, kind: str, thread_id: str, before: str, lanes: str) -> W
     return _window(store, kind, thread, Lanes(None, lane_ids, begun=begun == "1"), before=before)
 
 
-def _above(store: Store, kind: str, thread: Thread[Any], checkpoint: str, rows: int) -> Window:
+def _above(store: Store, kind: str, thread: Thread[Any], checkpoint: str, rows: int) -> GraphPage:
     """Return the window that begins some rows above a checkpoint; the newest window if it is not in this thread."""
     newer: list[tuple[str, str | None]] = []
     for each in thread.history(everything=True, newest_first=True):
@@ -96,7 +96,7 @@ def _above(store: Store, kind: str, thread: Thread[Any], checkpoint: str, rows: 
 
 def _window(
     store: Store, kind: str, thread: Thread[Any], lanes: Lanes, *, before: str | None = None, over: int = 0
-) -> Window:
+) -> GraphPage:
     found = [*thread.history(everything=True, newest_first=True, before=before, limit=WINDOW + 1)]
     found, more = found[:WINDOW], len(found) > WINDOW
     forks = _forks(store, kind, thread.id)
@@ -105,7 +105,7 @@ def _window(
     rows = [_row(row, checkpoint, forks.get(checkpoint.id, [])) for row, checkpoint in drawn]
     width = max((row["width"] for row in rows), default=0)
     older = {"before": rows[-1]["id"], "lanes": _text(lanes)} if more else None
-    return Window(rows, width, before, (rows[0]["id"], over) if rows and over else None, older)
+    return GraphPage(rows, width, before, (rows[0]["id"], over) if rows and over else None, older)
 
 
 def _text(lanes: Lanes) -> str:
