@@ -17,9 +17,9 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile all of the package again where Python is told to keep nothing.
-test torture: export PYTHONDONTWRITEBYTECODE :=
+test torture torture-ha: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-frameworks lint bench bench-peers torture format aio cli-docs docs dist clean
+.PHONY: help demo test test-frameworks lint bench bench-peers torture torture-ha format aio cli-docs docs dist clean
 .NOTPARALLEL:
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make bench     measure, beside LangGraph's savers (ARGS=--quick takes a minute or two)"
 	@echo "make bench-peers  the same chat kept by the frameworks' own stores and by ours, side by side"
 	@echo "make torture   the long reliability runs"
+	@echo "make torture-ha  failovers of a Patroni cluster (root and Debian's packages; half an hour)"
 	@echo "make clean     remove .venv, builds and caches"
 
 demo: $(CORE)
@@ -81,6 +82,12 @@ bench-peers: $(BENCH)
 # Every property test, with the examples of the 'torture' profile, and every test that is marked as one.
 torture: $(TEST)
 	$(PY) -m pytest -n 2 --dist worksteal -m "torture or hypothesis" --hypothesis-profile=torture --timeout=3600 -rs $(ARGS)
+
+# Three PostgreSQL servers in network namespaces, etcd and HAProxy: tests/support/patroni.py.
+torture-ha: $(TEST)
+	@! [ "$$(id -u)" = 0 ] || command -v patroni >/dev/null || \
+		apt-get install --yes --no-install-recommends patroni etcd-server haproxy postgresql-15 iproute2
+	$(PY) -m pytest -m torture -rs tests/faults/test_patroni.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -135,7 +135,9 @@ def test_scope_gets_news_of_its_agent_only(place, listen):
 
 
 def test_slow_reader_loses_only_its_own_queue():
-    feed_events = [events.ServerEvent(n, n, {"thread_id": "t", "checkpoint_id": str(n)}) for n in range(events._QUEUE + 10)]
+    feed_events = [
+        events.ServerEvent(n, n, {"thread_id": "t", "checkpoint_id": str(n)}) for n in range(events._QUEUE + 10)
+    ]
     import asyncio
 
     async def story():
