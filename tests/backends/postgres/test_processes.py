@@ -464,7 +464,7 @@ def _churn(opener, writer, stop):
     return took
 
 
-@pytest.mark.parametrize("collections", lengths(8, 1000))
+@pytest.mark.parametrize("collections", lengths(4, 1000))
 def test_collections_beside_four_writers_leave_nothing_dangling(opener, collections):
     stop = spawn.Event()
     with opener() as store:
