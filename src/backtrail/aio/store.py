@@ -437,6 +437,8 @@ class Store:
         kind: str | None = None,
         agent: str | None = None,
         since: str | os.PathLike[str] | None = None,
+        key: Key | None = None,
+        passphrase: str | None = None,
         plain: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
@@ -444,7 +446,10 @@ class Store:
 
         `threads` restricts it to ids of threads, conversations and runs, or of one `kind` of these; `agent` to one
         agent. `since` names an earlier export, by its path, or by its id if it is in the same directory: then only
-        changes are written. An export is not encrypted: an encrypted store writes one only with `plain=True`.
+        changes are written.
+
+        `key` or `passphrase` encrypts the file, and opens the earlier one. An encrypted store writes an export that is
+        not encrypted only with `plain=True`.
         """
         work = partial(
             self._sync.export,
@@ -453,6 +458,8 @@ class Store:
             kind=kind,
             agent=agent,
             since=since,
+            key=key,
+            passphrase=passphrase,
             plain=plain,
         )
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
@@ -461,6 +468,8 @@ class Store:
         self,
         path: str | os.PathLike[str],
         *,
+        key: Key | None = None,
+        passphrase: str | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> ImportReport:
         """Import an export: all of it, or nothing. Importing a file twice adds nothing.
@@ -468,9 +477,10 @@ class Store:
         A thread that exists is extended if the export continues it. If the two have diverged, or are different threads
         with one id, the import raises `Conflict`. The file is verified before anything is written.
 
+        `key` or `passphrase` opens an encrypted export. With either, an export that is not encrypted is refused.
         `progress` must not use the store while it reports "rows": the import may still be rolled back.
         """
-        work = partial(self._sync.import_, path)
+        work = partial(self._sync.import_, path, key=key, passphrase=passphrase)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
