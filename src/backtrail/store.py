@@ -557,13 +557,18 @@ class Store:
     def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove deleted, pruned and expired checkpoints for good, deduplicate, and free the space.
 
-        Other processes can write meanwhile. `erase` also leaves no trace of removed data in any file of the store:
-        SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
+        It finishes interrupted erasures: in an encrypted store, it destroys their keys. Other processes can write
+        meanwhile. `erase` also leaves no trace of removed data in any file of the store: SQLite and PostgreSQL rewrite
+        all pages, and other processes wait for that.
         """
         with loading:
+            from backtrail.maintenance import erase as erasing  # noqa: PLC0415
             from backtrail.maintenance import gc as upkeep  # noqa: PLC0415
 
-        return upkeep.collect(self._engine.outside(), check_progress(progress), erase=erase)
+        reader = self._engine.outside()
+        report = upkeep.collect(reader, check_progress(progress), erase=erase)
+        erasing.finish(reader)
+        return report
 
     def erase(
         self,
@@ -579,7 +584,8 @@ class Store:
         `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
         back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
         `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
-        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        the next one, or by `gc`. The report is evidence: it says what was erased, and whether all bytes are
+        overwritten.
         """
         with loading:
             from backtrail.maintenance import erase as erasing  # noqa: PLC0415 - few programs do it

@@ -372,8 +372,9 @@ class Store:
     async def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove deleted, pruned and expired checkpoints for good, deduplicate, and free the space.
 
-        Other processes can write meanwhile. `erase` also leaves no trace of removed data in any file of the store:
-        SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
+        It finishes interrupted erasures: in an encrypted store, it destroys their keys. Other processes can write
+        meanwhile. `erase` also leaves no trace of removed data in any file of the store: SQLite and PostgreSQL rewrite
+        all pages, and other processes wait for that.
         """
         work = partial(self._sync.gc, erase=erase)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
@@ -392,7 +393,8 @@ class Store:
         `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
         back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
         `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
-        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        the next one, or by `gc`. The report is evidence: it says what was erased, and whether all bytes are
+        overwritten.
         """
         work = partial(self._sync.erase, id, kind=kind, forks=forks, force=force)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)

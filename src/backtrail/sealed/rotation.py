@@ -25,7 +25,7 @@ from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.reader import StoreReader
@@ -93,7 +93,8 @@ def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int
     10 seconds.
     """
     uids = [record.uid for record in threads]
-    backend.keyring.add_generation(uids)
+    erasures = {record.uid: log.last_erasure(backend.rows(record.no, [(1, log.MAX_SEQ)])) for record in threads}
+    backend.keyring.add_generation(uids, erasures)
     backend.forget_keys()
     _seal_rest(backend, threads)
     newest = backend.newest_of([record.no for record in threads])
@@ -101,7 +102,20 @@ def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int
         backend.keyring.announce()
         time.sleep(2 * keyrings.FRESH)
         _seal_rest(backend, threads)
-    return backend.keyring.destroy(uids, keep_newest=True)
+    destroyed = backend.keyring.destroy(uids, keep_newest=True, erased=True)
+    backend.keyring.settle(erasures)
+    return destroyed
+
+
+def unfinished_erasures(backend: SealedBackend, threads: Iterable[ThreadRecord]) -> list[ThreadRecord]:
+    """Return the erased threads whose keys are not destroyed yet: a process was killed before it did that."""
+    erased: dict[bytes, tuple[ThreadRecord, int]] = {}
+    for record in threads:
+        seq = log.last_erasure(backend.rows(record.no, [(1, log.MAX_SEQ)]))
+        if seq:
+            erased[record.uid] = (record, seq)
+    unsettled = backend.keyring.unsettled({uid: seq for uid, (_, seq) in erased.items()})
+    return [erased[uid][0] for uid in unsettled]
 
 
 def _seal_rest(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> None:
