@@ -233,8 +233,8 @@ class Keyring:
     def destroy(self, uids: Collection[bytes], *, keep_newest: bool, erased: bool = False) -> int:
         """Destroy the keys of threads, for good; return how many keys. `keep_newest` destroys all but the newest keys.
 
-        `erased` destroys only those from before the threads' erasures. Nothing that a destroyed key sealed can be read again, in any copy. The keyring's files are rewritten, so that
-        no trace of the keys is left in them.
+        `erased` destroys only those from before the threads' erasures. Nothing that a destroyed key sealed can be read
+        again, in any copy. The keyring's files are rewritten, so that no trace of the keys is left in them.
         """
         destroyed = 0
         for start in range(0, len(listed := list(uids)), _PAGE):
