@@ -263,8 +263,11 @@ def test_maintenance_does_not_accept_a_changed_record(store, monkeypatch):
     monkeypatch.setattr(keyring, "FRESH", 0.0)
     record = record_of(store, "a")
     store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])._replace(agent="thief")),)))
+    assert record_of(store, "other")  # what was read of the thread is not kept
     store.keys.rotate(data=True)
     refused(store, "a")
+    store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])),)))
+    assert store.thread("a").load().state == {"secret": "of a"}
 
 
 def test_thread_that_starts_again_under_another_agent_is_sound(store):

@@ -7,10 +7,10 @@ here is gone for every copy of the data.
 
 The keyring is a plain backend. One of its threads is the record of the store: its id, and its keys, wrapped by the
 caller's key. Each other thread is named after the uid of a thread of the data and has its keys, wrapped by the store's
-key: `[last, keys]`, or `[last, keys, [seq, number, is_done]]` if the thread was erased. `seq` is that of its newest
-erasure, `number` that of the first key after it, and `is_done` tells whether all older keys are destroyed. The newest
-row of a thread is all that counts; older rows are removed. To write is to append a row, so two processes never both
-make a key: the second one gets `Stale` and reads the key of the first one.
+key: `[last, keys]`, or `[last, keys, [seq, number, count, is_done]]` if the thread was erased. `seq` is that of its
+newest erasure, `number` that of the first key after it, `count` how many keys there were before, and `is_done` tells
+whether these are destroyed. The newest row of a thread is all that counts; older rows are removed. To write is to
+append a row, so two processes never both make a key: the second one gets `Stale` and reads the key of the first one.
 
 Always true:
 - a key is durable here before anything that it seals is written;
@@ -212,14 +212,14 @@ class Keyring:
         for uid in uids:
             record = records.get(uid)
             last, keys, *erasure = record.content if record is not None else (0, [])
-            seq = erasures.get(uid, 0)
-            if seq and erasure and erasure[0][0] == seq:
+            seq = erasures.get(uid)
+            if seq is not None and erasure and erasure[0][0] == seq:
                 continue
             if last >= _MOST:
                 raise Unavailable(
                     f"a thread has had {_MOST} keys: copy the store into a new one", code="unavailable.keyring"
                 )
-            erasure = [[seq, last + 1, False]] if seq else erasure
+            erasure = erasure if seq is None else [[seq, last + 1, len(keys), False]]
             content = [last + 1, [*keys, self._wrapped_for(uid, last + 1, os.urandom(SECRET_BYTES))], *erasure]
             if record is None:
                 threads.append(NewThread(_THREAD, uid.hex(), uid, None, _now(), None))
@@ -263,27 +263,32 @@ class Keyring:
         self.backend.reclaim(erase=True)
         return destroyed
 
-    def settle(self, erasures: Mapping[bytes, int]) -> None:
-        """Note that all keys from before these erasures are destroyed, and gone from the keyring's files."""
+    def settle(self, erasures: Mapping[bytes, int]) -> int:
+        """Note that all keys from before these erasures are destroyed, and gone from the keyring's files.
+
+        Return how many keys these erasures have destroyed, also if they were settled before.
+        """
+        destroyed = 0
         for start in range(0, len(listed := list(erasures)), _PAGE):
             while True:
-                rows: list[tuple[int, Row]] = []
-                replaced: list[_Record] = []
-                for uid, each in self._records(listed[start : start + _PAGE]).items():
-                    last, keys, *erasure = each.content
-                    if erasure and erasure[0][0] == erasures[uid] and not erasure[0][2]:
-                        settled = [erasures[uid], erasure[0][1], True]
-                        rows.append((each.no, _row(each.seq + 1, [last, keys, settled])))
-                        replaced.append(each)
-                if self._append(rows, (), replaced):
+                records = self._records(listed[start : start + _PAGE])
+                ours = {each.no: each for uid, each in records.items() if each.content[2][0] == erasures[uid]}
+                rows = [
+                    (no, _row(each.seq + 1, [*each.content[:2], [*each.content[2][:3], True]]))
+                    for no, each in ours.items()
+                    if not each.content[2][3]
+                ]
+                if self._append(rows, (), [ours[no] for no, _ in rows]):
                     break
+            destroyed += sum(each.content[2][2] for each in ours.values())
+        return destroyed
 
     def unsettled(self, erasures: Mapping[bytes, int]) -> list[bytes]:
         """Return the uids of the threads whose keys from before these erasures may still be there."""
         listed = list(erasures)
         pages = (self._records(listed[start : start + _PAGE]) for start in range(0, len(listed), _PAGE))
         records = {uid: each.content[2:] for page in pages for uid, each in page.items()}
-        return [uid for uid, erasure in records.items() if not erasure or erasure[0][::2] != [erasures[uid], True]]
+        return [uid for uid, erasure in records.items() if not erasure or erasure[0][::3] != [erasures[uid], True]]
 
     def _forget(self, uids: Collection[bytes]) -> None:
         """Read the keys of threads again when they are used next."""

@@ -86,7 +86,7 @@ class Keys:
 
 
 def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int:
-    """Destroy the keys of threads that were erased; return how many keys.
+    """Destroy the keys of threads that were erased; return how many keys, the same if it is repeated.
 
     Rows without contents, which tell of the erasure, and rows after it get a new key first: so the ids can be used
     again. Nothing else that the old keys sealed can be read again, in any copy. If a thread is in use again, this takes
@@ -102,9 +102,8 @@ def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int
         backend.keyring.announce()
         time.sleep(2 * keyrings.FRESH)
         _seal_rest(backend, threads)
-    destroyed = backend.keyring.destroy(uids, keep_newest=True, erased=True)
-    backend.keyring.settle(erasures)
-    return destroyed
+    backend.keyring.destroy(uids, keep_newest=True, erased=True)
+    return backend.keyring.settle(erasures)
 
 
 def unfinished_erasures(backend: SealedBackend, threads: Iterable[ThreadRecord]) -> list[ThreadRecord]:
@@ -175,7 +174,8 @@ class _Rotation:
         return self._rows + self._chunks - before
 
     def _seal_rows(self, record: ThreadRecord, stored: list[Row]) -> None:
-        opened = {row.seq: row for row in self._backend.open_rows(record.no, stored)}
+        # a row that does not fit to the record of its thread is sealed again, too: it may be put right
+        opened = {row.seq: row for row in self._backend.open_rows(record.no, stored, compare=False)}
         for row in opened.values():
             if row.op in log.CHECKPOINTS and log.is_sound(row, record.uid):
                 self._put_chunks(row)
