@@ -40,20 +40,11 @@ def path_of(path: Any) -> Path:
         raise Invalid(f"{name}: the user after ~ does not exist: {error}", code="invalid.argument") from error
 
 
-_MEMORY: Final = "/dev/shm"  # noqa: S108 - a new directory is made in it
-
-
 @contextmanager
-def temporary(*, in_memory: bool = False) -> Iterator[Path]:
-    """Yield a new temporary directory, which is removed when the block ends; in memory, if the system has such a place.
-
-    What is decrypted for a moment should not reach a disk.
-    """
-    place = _MEMORY if in_memory and os.access(_MEMORY, os.W_OK) else None
+def temporary() -> Iterator[Path]:
+    """Yield a new temporary directory, which is removed when the block ends."""
     try:
-        folder = TemporaryDirectory(
-            prefix="backtrail-", dir=place, ignore_cleanup_errors=True
-        )  # must not mask the block's error
+        folder = TemporaryDirectory(prefix="backtrail-", ignore_cleanup_errors=True)  # must not mask the block's error
     except OSError as error:
         raise translated(error, Path(error.filename or "a temporary directory")) from error
     with folder as name:

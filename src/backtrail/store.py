@@ -557,13 +557,18 @@ class Store:
     def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove deleted, pruned and expired checkpoints for good, deduplicate, and free the space.
 
-        Other processes can write meanwhile. `erase` also leaves no trace of removed data in any file of the store:
-        SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
+        It finishes interrupted erasures: in an encrypted store, it destroys their keys. Other processes can write
+        meanwhile. `erase` also leaves no trace of removed data in any file of the store: SQLite and PostgreSQL rewrite
+        all pages, and other processes wait for that.
         """
         with loading:
+            from backtrail.maintenance import erase as erasing  # noqa: PLC0415
             from backtrail.maintenance import gc as upkeep  # noqa: PLC0415
 
-        return upkeep.collect(self._engine.outside(), check_progress(progress), erase=erase)
+        reader = self._engine.outside()
+        report = upkeep.collect(reader, check_progress(progress), erase=erase)
+        erasing.finish(reader)
+        return report
 
     def erase(
         self,
@@ -579,7 +584,8 @@ class Store:
         `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
         back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
         `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
-        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        the next one, or by `gc`. The report is evidence: it says what was erased, and whether all bytes are
+        overwritten.
         """
         with loading:
             from backtrail.maintenance import erase as erasing  # noqa: PLC0415 - few programs do it
@@ -626,6 +632,8 @@ class Store:
         kind: str | None = None,
         agent: str | None = None,
         since: str | os.PathLike[str] | None = None,
+        key: Key | None = None,
+        passphrase: str | None = None,
         plain: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
@@ -633,35 +641,47 @@ class Store:
 
         `threads` restricts it to ids of threads, conversations and runs, or of one `kind` of these; `agent` to one
         agent. `since` names an earlier export, by its path, or by its id if it is in the same directory: then only
-        changes are written. An export is not encrypted: an encrypted store writes one only with `plain=True`.
+        changes are written.
+
+        `key` or `passphrase` encrypts the file, and opens the earlier one. An encrypted store writes an export that is
+        not encrypted only with `plain=True`.
         """
         with loading:
-            from backtrail.archive import export  # noqa: PLC0415 - few programs move stores
+            from backtrail.archive import envelope, export  # noqa: PLC0415 - few programs move stores
 
-        if not plain and self._engine.outside().backend.present([SEALED]):
+        secret = envelope.secret_of(key, passphrase)
+        if secret is not None and plain:
+            raise Invalid("pass plain=True without key= and passphrase=", code="invalid.argument")
+        if secret is None and not plain and self._engine.outside().backend.present([SEALED]):
             raise Invalid(
-                "an export is not encrypted, but this store is: pass plain=True, or make a backup, which is encrypted",
+                "this store is encrypted: pass key= or passphrase= to encrypt the export, or plain=True",
                 code="invalid.plain_export",
             )
 
         return export.export(
-            self._engine, path, threads=threads, kind=kind, agent=agent, since=since, progress=progress
+            self._engine, path, threads=threads, kind=kind, agent=agent, since=since, secret=secret, progress=progress
         )
 
     def import_(
-        self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: Key | None = None,
+        passphrase: str | None = None,
+        progress: Callable[[str, int], None] | None = None,
     ) -> ImportReport:
         """Import an export: all of it, or nothing. Importing a file twice adds nothing.
 
         A thread that exists is extended if the export continues it. If the two have diverged, or are different threads
         with one id, the import raises `Conflict`. The file is verified before anything is written.
 
+        `key` or `passphrase` opens an encrypted export. With either, an export that is not encrypted is refused.
         `progress` must not use the store while it reports "rows": the import may still be rolled back.
         """
         with loading:
-            from backtrail.archive import import_  # noqa: PLC0415
+            from backtrail.archive import envelope, import_  # noqa: PLC0415
 
-        return import_.import_(self._engine, path, progress)
+        return import_.import_(self._engine, path, progress, secret=envelope.secret_of(key, passphrase))
 
     def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
         """Copy a snapshot of the store to a new store while other processes write; return its size in bytes.

@@ -14,8 +14,8 @@ from tests.support.commands import bad, good
 def _place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keyring, "FRESH", 0.0)
-    for name in ("BACKTRAIL_KEY", "BACKTRAIL_KEY_FILE", "BACKTRAIL_URL"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("KEY", "KEY_FILE", "URL", "PASSPHRASE", "PASSPHRASE_FILE"):
+        monkeypatch.delenv(f"BACKTRAIL_{name}", raising=False)
     Key.generate().save("a.key")
     with backtrail.open("s.db", key=Key.from_file("a.key")) as store:
         store.thread("trip").save({"n": 1})
@@ -102,9 +102,51 @@ def test_copies_are_encrypted_or_plain_as_the_caller_says(monkeypatch):
         assert threads("--store", name, "--key-file", "b.key") == ["trip"]
 
 
-def test_export_is_plain_on_request():
-    assert "--plain" in bad(1, "export", "all", *KEYED)
-    good("export", "all", "--plain", *KEYED)
+def is_sealed(name):
+    return Path(name).read_bytes().startswith(b"backtrail sealed export 1\n")
+
+
+def test_export_has_the_key_of_its_store_unless_it_is_plain():
+    good("export", "all", *KEYED)
+    good("export", "plain", "--plain", *KEYED)
+    assert (is_sealed("all"), is_sealed("plain")) == (True, False)
+    assert "--from-key-file" in bad(1, "import", "all", "--store", "new.db")
+    assert not Path("new.db").exists()
+    good("import", "all", "--store", "new.db", "--key-file", "a.key")
+    assert threads("--store", "new.db", "--key-file", "a.key") == ["trip"]
+    good("import", "plain", "--store", "other.db")
+    good("import", "plain", "--store", "third.db", "--key-file", "a.key")  # into an encrypted store
+    assert "not encrypted" in bad(1, "import", "plain", "--store", "x.db", "--from-key-file", "a.key")
+
+
+def test_export_and_import_take_a_key_of_the_file():
+    good("keys", "init", "b.key")
+    bad(2, "export", "all", "--to-key-file", "b.key", "--plain", *KEYED)
+    good("export", "all", "--to-key-file", "b.key", *KEYED)
+    assert "encrypted by key" in bad(1, "import", "all", "--store", "new.db", "--key-file", "a.key")
+    good("import", "all", "--store", "plain.db", "--from-key-file", "b.key")
+    assert threads("--store", "plain.db") == ["trip"]
+    good("export", "again", "--key-file", "b.key", "--store", "plain.db")  # of a plain store
+    assert is_sealed("again")
+    good("import", "again", "--key-file", "b.key", "--store", "plain.db")
+
+
+def test_export_and_import_take_a_passphrase(monkeypatch):
+    monkeypatch.setattr("backtrail.archive.envelope.SCRYPT_COST", 4)
+    Path("words").write_text("correct horse\n")
+    assert "chmod 600" in bad(1, "export", "all", "--passphrase-file", "words", *KEYED)
+    Path("words").chmod(0o600)
+    good("export", "all", "--passphrase-file", "words", *KEYED)
+    assert "--passphrase-file" in bad(1, "import", "all", *KEYED)
+    good("import", "all", "--passphrase-file", "words", *KEYED)
+    monkeypatch.setenv("BACKTRAIL_PASSPHRASE", "correct horse")
+    good("import", "all", "--store", "plain.db")
+    good("export", "next", "--since", "all", "--store", "plain.db")
+    assert is_sealed("next")
+    monkeypatch.setenv("BACKTRAIL_PASSPHRASE", "secret-but-wrong")
+    assert "secret-but-wrong" not in bad(1, "import", "all", "--store", "plain.db")
+    monkeypatch.setenv("BACKTRAIL_PASSPHRASE_FILE", "words")
+    good("import", "next", "--store", "plain.db")
 
 
 def test_servers_take_the_key():

@@ -2,10 +2,13 @@
 
 import pytest
 
+import backtrail
 from backtrail import Corrupt
-from backtrail.backends.port import Batch
+from backtrail.backends.port import Batch, NewThread
 from backtrail.engine import log
 from backtrail.engine.reader import LogReader
+from backtrail.sealed import keyring
+from backtrail.sealed.backend import SealedBackend
 from tests.support.sealing import KINDS, sealed_at
 
 LONG = {"messages": [{"role": "user", "content": f"{n} " * 200} for n in range(300)]}
@@ -195,4 +198,87 @@ def test_repair_of_damaged_rows_keeps_the_rest(store):
     replace(store, "a", stored(store, "a", 2)._replace(payload=b"\x01\x01" + bytes(40)))
     assert store.verify(repair=True).repaired
     assert store.thread("a").load().state == {"secret": "of a"}
+    assert store.verify().ok
+
+
+# -- the table of threads ---------------------------------------------------------------------------------
+
+
+def exchange_names(store, one, other):
+    """Let the backend below have the names of two threads exchanged."""
+    below = store._backend.below
+    names = {one: other, other: one}
+
+    def renamed(record):
+        return record and record._replace(name=names.get(record.name, record.name))
+
+    find, thread, with_uid, listed = below.find_thread, below.thread, below.thread_with_uid, below.threads
+    below.find_thread = lambda space, name: renamed(find(space, names.get(name, name)))
+    below.thread = lambda no: renamed(thread(no))
+    below.thread_with_uid = lambda uid: renamed(with_uid(uid))
+    below.threads = lambda **options: [(renamed(record), row) for record, row in listed(**options)]
+
+
+def warm(store):
+    """Read both threads, so that their keys are known."""
+    for name in ("a", "b"):
+        assert store.thread(name).load()
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_exchanged_names_of_threads_are_damage(store, is_warm):
+    if is_warm:
+        warm(store)
+    exchange_names(store, "a", "b")
+    for name in ("a", "b"):
+        with pytest.raises(Corrupt):
+            store.thread(name).load()
+        with pytest.raises(Corrupt):
+            store.thread(name).save({"n": 1})
+    assert {damage.thread_id for damage in store.verify().damaged} == {"a", "b"}
+    assert {info.id for info in store.threads() if info.damaged} == {"a", "b"}
+    assert store.thread("other").load().state == {"n": 0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"agent": "thief"}, {"created_at": 1}, {"origin": "0" * 24}],
+    ids=lambda change: next(iter(change)),
+)
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_changed_record_of_a_thread_is_damage(store, change, is_warm):
+    if is_warm:
+        warm(store)
+    record = record_of(store, "a")
+    store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])._replace(**change)),)))
+    refused(store, "a")
+    with pytest.raises(Corrupt):
+        store.scoped(agent="thief").thread("a").load() if "agent" in change else store.thread("a").load()
+    store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])),)))
+    assert store.thread("a").load().state == {"secret": "of a"}
+    assert store.verify().ok
+
+
+def test_maintenance_does_not_accept_a_changed_record(store, monkeypatch):
+    monkeypatch.setattr(keyring, "FRESH", 0.0)
+    record = record_of(store, "a")
+    store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])._replace(agent="thief")),)))
+    assert record_of(store, "other")  # what was read of the thread is not kept
+    store.keys.rotate(data=True)
+    refused(store, "a")
+    store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])),)))
+    assert store.thread("a").load().state == {"secret": "of a"}
+
+
+def test_thread_that_starts_again_under_another_agent_is_sound(store):
+    """Two stores have the thread open. One deletes it and starts it again; the other one goes on."""
+    other = backtrail.Store(SealedBackend(store._backend.below, store._backend.keyring))
+    theirs = other.thread("a")
+    assert theirs.load().state == {"secret": "of a"}
+    store.thread("a").delete()
+    store.thread("a", agent="new").save({"n": 1})
+    theirs.load()
+    theirs.set("n", 2)
+    assert store.thread("a").load().state == {"n": 2}
+    assert store.info("a").agent == "new"
     assert store.verify().ok

@@ -1,9 +1,13 @@
 """Erasing in encrypted stores: what is left in the store, in a backup from before, in the keyring, and in an export."""
 
+from contextlib import ExitStack
+from unittest import mock
+
 import pytest
 
 from backtrail import Corrupt, Erased, Message, copy
 from backtrail.sealed import keyring as keyrings
+from backtrail.sealed import rotation
 from tests.support.scene import agent, contents, conversation
 from tests.support.sealing import KINDS, open_copy, sealed_at
 
@@ -128,3 +132,111 @@ def test_an_interrupted_erasure_is_finished_by_the_next_call(ten, tmp_path, monk
     check_nine(store, checkpoint)
     with open_copy(store, tmp_path / "backup") as backup, pytest.raises(Corrupt):
         contents(backup, "c3")
+
+
+# -- killed erasures --------------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """Stands for a kill."""
+
+
+WRITES = ("commit", "rewrite", "remove_rows", "remove_chunks", "reclaim")
+
+
+def erase_until(store, stop_at):
+    """Erase a conversation, and stop before a write to the store or its keyring; tell whether it was stopped."""
+    count = 0
+
+    def stopping(method):
+        def write(*args, **options):
+            nonlocal count
+            count += 1
+            if count == stop_at:
+                raise Stop
+            return method(*args, **options)
+
+        return write
+
+    targets = (store._backend.below, store._backend.keyring.backend)
+    with ExitStack() as stack:
+        for target in targets:
+            for name in WRITES:
+                stack.enter_context(mock.patch.object(target, name, stopping(getattr(target, name))))
+        try:
+            store.conversations.erase("c3")
+        except Stop:
+            return True
+    return False
+
+
+def bytes_of(folder):
+    return b"".join(path.read_bytes() for path in folder.rglob("store.db.keys*") if path.is_file())
+
+
+def test_gc_finishes_an_erasure_that_was_killed_at_any_write(tmp_path):
+    stop_at, marked = 0, 0
+    is_stopped = True
+    while is_stopped:
+        stop_at += 1
+        folder = tmp_path / str(stop_at)
+        with sealed_at("sqlite", folder) as opener:
+            with opener() as store:
+                for n in (2, 3):
+                    store.conversations.save(conversation(f"c{n}", f"canary {n}"))
+                store.backup(folder / "backup")
+                uid = store._backend.find_thread("conversation", "c3").uid
+                (((_, _, wrapped),),) = store._backend.keyring._records([uid])[uid].content[1:]
+                is_stopped = erase_until(store, stop_at)
+            with opener() as store:
+                is_marked = store.conversations.get("c3") is None
+                store.gc()
+                assert store.verify().ok
+                assert contents(store, "c2") == ["canary 2"]
+                with open_copy(store, folder / "backup") as backup:
+                    assert contents(backup, "c2") == ["canary 2"]
+                    if is_marked:
+                        with pytest.raises(Corrupt):
+                            contents(backup, "c3")
+                assert (wrapped in bytes_of(folder)) != is_marked
+                before = store.keys.status()
+                store.gc()
+                assert store.keys.status() == before  # nothing is left to do
+                if is_marked:
+                    store.conversations.save(conversation("c3", "again"))
+                    assert contents(store, "c3") == ["again"]
+                marked += is_marked
+    assert marked > 10
+
+
+def test_gc_leaves_the_keys_of_a_finished_erasure_alone(ten):
+    store, _ = ten
+    store.conversations.erase("c3")
+    talk(store, 3)
+    before = store.keys.status()
+    store.gc()
+    assert store.keys.status() == before
+    assert store.conversations.erase("c3") == store.conversations.erase("c3")
+    assert store.keys.status().destroyed == before.destroyed + 1
+
+
+def test_two_processes_finish_one_erasure(opener, monkeypatch):
+    """One process is between its new key and the end, and another one does all of it meanwhile."""
+    with opener() as store:
+        store.conversations.save(conversation("c3", "canary 3"))
+        seal = rotation._seal_rest
+        calls = []
+
+        def meanwhile(backend, threads):
+            calls.append(1)
+            if len(calls) == 1:
+                store.gc()
+            seal(backend, threads)
+
+        monkeypatch.setattr(rotation, "_seal_rest", meanwhile)
+        store.conversations.erase("c3")
+        assert len(calls) == 2
+        assert store.keys.status().destroyed == 1
+        assert store.verify().ok
+        store.conversations.save(conversation("c3", "again"))
+        assert contents(store, "c3") == ["again"]

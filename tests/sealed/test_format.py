@@ -53,10 +53,11 @@ def test_column_of_another_type_or_value_is_damage(field, root):
     """As a damaged database may return it: no value of any column raises an error, or changes what is read."""
     uid, cipher = b"12345678", ThreadCipher({1: bytes(32)}, 1)
     plain = log.checked(row(3, root=root, extra=b"extra", label="label", op_id=bytes(16)), uid)
-    sealed = cipher.seal(plain)
-    assert cipher.open(sealed) == plain
+    sealed = cipher.seal(plain, b"a record")
+    assert cipher.open(sealed) == (plain, b"a record")
     for value in (None, "x", b"x", b"", -1, 1 << 70, 1.5, [1], True):
-        opened = cipher.open(sealed._replace(**{field: value}))
+        opened, bound = cipher.open(sealed._replace(**{field: value}))
+        assert bound == (b"a record" if opened.check == plain.check else b"")
         if field == "payload":
             assert opened.payload in (None, b"\xff")
         elif opened.check == plain.check:  # the flag, and columns that are not used
@@ -78,7 +79,10 @@ def test_store_is_read_by_hand(tmp_path):
     store, secret = store_key(keyring)
     assert marked == store
 
-    ((no, uid),) = data.execute("SELECT no, uid FROM thread WHERE name = ?", (b"t",))
+    ((no, uid, *record),) = data.execute(
+        "SELECT no, uid, CAST(space AS BLOB), name, agent, created_at, origin FROM thread WHERE name = ?", (b"t",)
+    )
+    bound = blake3(ormsgpack.packb(record)).digest(length=8)
     cipher = AESGCMSIV(thread_key(keyring, store, secret, uid))
     rows = data.execute(ROWS, (no,)).fetchall()
     assert [bool(values[15]) for values in rows] == [True, True, False]
@@ -87,8 +91,9 @@ def test_store_is_read_by_hand(tmp_path):
         place, blob = values[0].to_bytes(8, "big"), root or extra
         assert (blob[:2], payload[:2], bool(root) and bool(extra)) == (b"\x01\x01", b"\x01\x01", False)
         meta = cipher.decrypt(place + b"meta", blob[2:], ormsgpack.packb((*columns, op_id)))
-        first, second = 2 + meta[0], 2 + meta[0] + meta[1]
-        assert (meta[2:first], meta[first:second], meta[second:]) == (wanted.root, wanted.check, wanted.extra)
+        assert meta[2:10] == bound
+        first, second = 10 + meta[0], 10 + meta[0] + meta[1]
+        assert (meta[10:first], meta[first:second], meta[second:]) == (wanted.root, wanted.check, wanted.extra)
         assert cipher.decrypt(place + b"data", payload[2:], op_id) == wanted.payload
         assert log.is_sound(wanted, uid)
 

@@ -372,8 +372,9 @@ class Store:
     async def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove deleted, pruned and expired checkpoints for good, deduplicate, and free the space.
 
-        Other processes can write meanwhile. `erase` also leaves no trace of removed data in any file of the store:
-        SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
+        It finishes interrupted erasures: in an encrypted store, it destroys their keys. Other processes can write
+        meanwhile. `erase` also leaves no trace of removed data in any file of the store: SQLite and PostgreSQL rewrite
+        all pages, and other processes wait for that.
         """
         work = partial(self._sync.gc, erase=erase)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
@@ -392,7 +393,8 @@ class Store:
         `kind` is thread, conversation, run, or agent with everything of it. Unlike a deletion, nothing can bring it
         back: a restore of an agent skips it, and an import refuses it. Its forks are erased as well, unless
         `forks=False`. A run with a worker is a `Conflict`, unless `force` is set. An interrupted call is finished by
-        the next one. The report is evidence: it says what was erased, and whether all bytes are overwritten.
+        the next one, or by `gc`. The report is evidence: it says what was erased, and whether all bytes are
+        overwritten.
         """
         work = partial(self._sync.erase, id, kind=kind, forks=forks, force=force)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
@@ -437,6 +439,8 @@ class Store:
         kind: str | None = None,
         agent: str | None = None,
         since: str | os.PathLike[str] | None = None,
+        key: Key | None = None,
+        passphrase: str | None = None,
         plain: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
@@ -444,7 +448,10 @@ class Store:
 
         `threads` restricts it to ids of threads, conversations and runs, or of one `kind` of these; `agent` to one
         agent. `since` names an earlier export, by its path, or by its id if it is in the same directory: then only
-        changes are written. An export is not encrypted: an encrypted store writes one only with `plain=True`.
+        changes are written.
+
+        `key` or `passphrase` encrypts the file, and opens the earlier one. An encrypted store writes an export that is
+        not encrypted only with `plain=True`.
         """
         work = partial(
             self._sync.export,
@@ -453,6 +460,8 @@ class Store:
             kind=kind,
             agent=agent,
             since=since,
+            key=key,
+            passphrase=passphrase,
             plain=plain,
         )
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
@@ -461,6 +470,8 @@ class Store:
         self,
         path: str | os.PathLike[str],
         *,
+        key: Key | None = None,
+        passphrase: str | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> ImportReport:
         """Import an export: all of it, or nothing. Importing a file twice adds nothing.
@@ -468,9 +479,10 @@ class Store:
         A thread that exists is extended if the export continues it. If the two have diverged, or are different threads
         with one id, the import raises `Conflict`. The file is verified before anything is written.
 
+        `key` or `passphrase` opens an encrypted export. With either, an export that is not encrypted is refused.
         `progress` must not use the store while it reports "rows": the import may still be rolled back.
         """
-        work = partial(self._sync.import_, path)
+        work = partial(self._sync.import_, path, key=key, passphrase=passphrase)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:

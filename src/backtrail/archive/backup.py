@@ -68,7 +68,7 @@ def backup(engine: Engine, path: Any, progress: Progress) -> int:
         if backend.present([SEALED]):
             _copy_sealed(backend, other, progress)
         else:
-            copy_engine(engine, lambda: nullcontext(Engine(other, Types(), Options())), progress)
+            copy_engine(engine, lambda: nullcontext(Engine(other, Types(), Options())), progress, hidden=False)
         return other.backup(part, progress)
 
 

@@ -14,6 +14,7 @@ from backtrail.backends.port import SEALED
 from backtrail.engine import log, manifests
 from backtrail.errors import Corrupt, Invalid
 from backtrail.models import CopyReport
+from backtrail.sealed.keys import Key
 from backtrail.store import Store, open  # noqa: A004 - as backtrail.open
 from backtrail.validation import check_progress
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from backtrail.archive.format import ThreadEntry
     from backtrail.backends.port import Backend
-    from backtrail.sealed.keys import Key
     from backtrail.transaction import Engine
 
     Progress = Callable[[str, int], None] | None
@@ -41,7 +41,8 @@ def copy(
     """Copy a whole store into another store, and compare the root hash of every checkpoint.
 
     `src` and `dst` are stores or URLs. `src` must exist, and is only read. `dst` may have other threads. A second copy
-    adds only what is new; see `Store.import_`. The data passes through a temporary file.
+    adds only what is new; see `Store.import_`. The data passes through a temporary file, which is encrypted if one of
+    the two stores is.
 
     `key` and `to_key` are the keys of `src` and `dst`, if they are URLs of encrypted stores. An encrypted store is
     copied to the URL of a store that is not encrypted only with `plain=True`.
@@ -55,7 +56,8 @@ def copy(
             raise Invalid(
                 "the source is encrypted: pass to_key=, the key of the copy, or plain=True", code="invalid.plain_copy"
             )
-        return copy_to(source, lambda: _store(dst, to_key, read_only=False), progress=progress)
+        hidden = to_key is not None or (isinstance(dst, Store) and is_encrypted(dst))
+        return copy_to(source, lambda: _store(dst, to_key, read_only=False), hidden=hidden, progress=progress)
 
 
 def is_encrypted(store: Store) -> bool:
@@ -67,25 +69,35 @@ def copy_to(
     source: Store,
     target: Callable[[], AbstractContextManager[Store]],
     *,
+    hidden: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> CopyReport:
-    """Copy a store. `target` opens or creates the other store; it is called after the source was read completely."""
+    """Copy a store. `target` opens or creates the other store; it is called after the source was read completely.
+
+    `hidden`: the temporary file is encrypted, also if the source is not.
+    """
 
     @contextmanager
     def opened() -> Iterator[Engine]:
         with target() as store:
             yield store._engine  # noqa: SLF001 - a part of what a store does
 
-    return copy_engine(source._engine, opened, progress)  # noqa: SLF001
+    return copy_engine(source._engine, opened, progress, hidden=hidden or is_encrypted(source))  # noqa: SLF001
 
 
-def copy_engine(source: Engine, target: Callable[[], AbstractContextManager[Engine]], progress: Progress) -> CopyReport:
-    """Copy a store through a temporary export file, and compare all visible checkpoints."""
-    with temporary(in_memory=bool(source.backend.present([SEALED]))) as folder:
+def copy_engine(
+    source: Engine, target: Callable[[], AbstractContextManager[Engine]], progress: Progress, *, hidden: bool
+) -> CopyReport:
+    """Copy a store through a temporary export file, and compare all visible checkpoints.
+
+    `hidden`: the file is encrypted by a random key, which only this call has.
+    """
+    secret = Key.generate() if hidden else None
+    with temporary() as folder:
         path = folder / "copy"
-        export(source, path, progress=progress)
-        with target() as engine, Archive(path) as archive:
-            report = import_(engine, path, progress)
+        export(source, path, secret=secret, progress=progress)
+        with target() as engine, Archive(path, secret=secret) as archive:
+            report = import_(engine, path, progress, secret=secret)
             backend = engine.reader.backend
             copied = [entry for entry in archive.entries if entry.thread[:2] not in report.refused]
             count = sum(_count_equal(backend, archive, entry) for entry in copied)

@@ -12,9 +12,10 @@ a chunk again if a new row refers to it.
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from backtrail.archive.envelope import sealing
 from backtrail.archive.format import ID_BYTES, ArchiveWriter, Header, KnownThread, ThreadEntry
 from backtrail.archive.reader import Archive, id_of
 from backtrail.atomic_file import opened, path_of, placed
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from backtrail.archive.envelope import Secret
     from backtrail.archive.format import Totals
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.transaction import Engine
@@ -86,9 +88,10 @@ def export(
     kind: Any = None,
     agent: Any = None,
     since: Any = None,
+    secret: Secret | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> ExportReport:
-    """Write a store, or a part of it, to a new file."""
+    """Write a store, or a part of it, to a new file, which `secret` encrypts."""
     check_progress(progress)
     if threads is not None and agent is not None:
         raise Invalid("pass threads= or agent=, not both", code="invalid.argument")
@@ -100,17 +103,19 @@ def export(
     target = path_of(path)
     reader = engine.outside()
     access = reader.backend.access() if isinstance(reader.backend, Copyable) else None
-    with _open_earlier(since, target) as earlier, placed(target) as part, reader.backend.snapshot() as view:
+    with _open_earlier(since, target, secret) as earlier, placed(target) as part, reader.backend.snapshot() as view:
         snapshot = StoreReader(view, reader.types, reader.options, reader.clock)
-        with opened(part, access) as file:
-            header = Header(os.urandom(ID_BYTES), reader.clock(), earlier.header.id if earlier else None)
-            writer = ArchiveWriter(file, header, scope.header_field())
+        header = Header(os.urandom(ID_BYTES), reader.clock(), earlier.header.id if earlier else None)
+        with ExitStack() as stack:
+            file = stack.enter_context(opened(part, access))
+            frames = stack.enter_context(sealing(file, secret, header.id)) if secret else file
+            writer = ArchiveWriter(frames, header, scope.header_field())
             totals = _Export(snapshot, writer, earlier).write(scope, progress)
         size = part.stat().st_size
     return ExportReport(header.id.hex(), str(target), earlier.id if earlier else None, *totals, size)
 
 
-def _open_earlier(since: Any, path: Path) -> AbstractContextManager[Archive | None]:
+def _open_earlier(since: Any, path: Path, secret: Secret | None) -> AbstractContextManager[Archive | None]:
     """Open the earlier export: `since` is its path, or its id if its file is in the directory of the new file."""
     if since is None:
         return nullcontext()
@@ -118,7 +123,7 @@ def _open_earlier(since: Any, path: Path) -> AbstractContextManager[Archive | No
     if not earlier.exists() and isinstance(since, str) and len(since) == 2 * ID_BYTES:
         neighbours = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
         earlier = next((each for each in neighbours if each.is_file() and id_of(each) == since), earlier)
-    return Archive(earlier)
+    return Archive(earlier, secret=secret)
 
 
 class _Export:

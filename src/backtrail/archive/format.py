@@ -28,6 +28,8 @@ from backtrail.validation import MAX_ID
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from backtrail.archive.envelope import FrameWriter
+
 MAGIC: Final = b"backtrail export "
 VERSION: Final = 1
 """The version of the section layout in a full export."""
@@ -129,7 +131,7 @@ class Totals(NamedTuple):
 class ArchiveWriter:
     """Writes an export file section by section: threads with their rows, chunks, and the end."""
 
-    def __init__(self, file: BinaryIO, header: Header, scope: list[Any] | None) -> None:
+    def __init__(self, file: BinaryIO | FrameWriter, header: Header, scope: list[Any] | None) -> None:
         self._file = file
         self._hash = blake3()
         self._waiting: dict[bytes, list[Any]] = {ROWS: [], CHUNKS: []}

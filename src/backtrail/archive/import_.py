@@ -51,6 +51,7 @@ from backtrail.validation import check_progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from backtrail.archive.envelope import Secret
     from backtrail.archive.format import ThreadEntry
     from backtrail.backends.port import Backend
     from backtrail.engine.manifests import Manifest, ManifestInfo, Needs
@@ -66,8 +67,8 @@ _DENSEST: Final = 1024
 _WRITING: Final = "progress callbacks must not use the store during an import: use it before or after it"
 
 
-def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportReport:
-    """Import all threads of an export file into a store, or raise and write nothing."""
+def import_(engine: Engine, path: Any, progress: Progress | None, *, secret: Secret | None = None) -> ImportReport:
+    """Import all threads of an export file into a store, or raise and write nothing. `secret` opens the file."""
     check_progress(progress)
     reader = engine.outside()
 
@@ -76,7 +77,7 @@ def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportRepor
             with engine.barred(_WRITING):
                 progress(what, count)
 
-    with Archive(path_of(path), progress) as archive:
+    with Archive(path_of(path), progress, secret=secret) as archive:
         counts = _import(reader, archive, progress, writing)
     remains = None
     if counts.erased:
@@ -87,12 +88,12 @@ def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportRepor
     return ImportReport(archive.id, archive.totals.threads, *counts, remains)
 
 
-def check(path: Any, progress: Progress | None) -> str | None:
+def check(path: Any, progress: Progress | None, *, secret: Secret | None = None) -> str | None:
     """Read an export file to its end and raise if it is damaged. No store is needed.
 
     Return the id of the export that the file continues, or None.
     """
-    with Archive(path_of(path), progress) as archive:
+    with Archive(path_of(path), progress, secret=secret) as archive:
         return archive.since
 
 

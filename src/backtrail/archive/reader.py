@@ -4,6 +4,9 @@ Always true:
 - an open `Archive` has been read to its end once: it is complete, undamaged, valid and of a known format;
 - each later read compares a section with its checksum, so a file that changes raises an error;
 - memory holds a few sections, and the offsets of rows and chunks.
+
+An encrypted export is opened by the caller's key or passphrase, and read through `envelope`. If a caller passes one,
+an export that is not encrypted is refused: it could be forged.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self
 import ormsgpack
 from blake3 import blake3
 
+from backtrail.archive import envelope
+from backtrail.archive.envelope import FrameReader
 from backtrail.archive.format import (
     CHUNKS,
     CONTINUING,
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from backtrail.archive.envelope import Secret
     from backtrail.backends.port import Row
 
 _LIMIT: Final = NODE_LIMIT + 2 * SECTION
@@ -78,13 +84,13 @@ class _Section(NamedTuple):
 class SectionFile:
     """An export file as a series of sections. The constructor reads and checks the header."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secret: Secret | None = None) -> None:
         self.path = path
         self.plain_bytes = 0
         """How many uncompressed bytes were read from sections; repeated reads count again."""
-        self._file = _open_file(path)
+        self._file: BinaryIO | FrameReader = _open_file(path)
         try:
-            self.size = path.stat().st_size
+            self._file, self.size = _opened(self._file, path, secret)
             self.start, self._continuing = self._first_line()
             self.header = self._header(self.read(len(self.start)))
         except BaseException as error:
@@ -99,7 +105,7 @@ class SectionFile:
 
     def damaged(self, why: str) -> Corrupt:
         """Return the error for a damaged file."""
-        return Corrupt(f"{self.path}: {why}; nothing was read from it: make the export again", code="corrupt.export")
+        return envelope.damaged(self.path, why)
 
     def read(self, offset: int) -> _Section:
         """Return the section at an offset; `Corrupt` if its checksum does not match."""
@@ -129,7 +135,7 @@ class SectionFile:
         line, newline, _ = start.partition(b"\n")
         number = line.removeprefix(MAGIC)
         if not line.startswith(MAGIC) or not newline or not number.isdigit():
-            known = [MAGIC + b"%d\n" % each for each in (VERSION, CONTINUING)]
+            known = [envelope.LINE, *(MAGIC + b"%d\n" % each for each in (VERSION, CONTINUING))]
             cut = bool(start) and any(each.startswith(start) for each in known)
             raise self.damaged("it is truncated") if cut else _not_ours(self.path)
         if int(number) not in (VERSION, CONTINUING):
@@ -171,8 +177,10 @@ class SectionFile:
 class Archive:
     """An export file that was read to its end and checked; gives its threads, rows and chunks."""
 
-    def __init__(self, path: Path, progress: Callable[[str, int], None] | None = None) -> None:
-        self._file = SectionFile(path)
+    def __init__(
+        self, path: Path, progress: Callable[[str, int], None] | None = None, *, secret: Secret | None = None
+    ) -> None:
+        self._file = SectionFile(path, secret)
         self.path = path
         self.header = self._file.header
         self.entries: list[ThreadEntry] = []
@@ -345,11 +353,37 @@ class Archive:
 def id_of(path: Path) -> str | None:
     """Return the id of an export file, in hex; None if the file does not begin like an export."""
     try:
+        head = head_of(path)
+        if head is not None:
+            return head.id.hex()
         file = SectionFile(path)
     except Error:
         return None
     file.close()
     return file.header.id.hex()
+
+
+def head_of(path: Path) -> envelope.Head | None:
+    """Return the head of an encrypted export; None if the file is not an encrypted export."""
+    with _open_file(path) as file:
+        try:
+            return envelope.read_head(file, path)
+        except OSError as error:
+            raise translated(error, path) from error
+
+
+def _opened(file: BinaryIO, path: Path, secret: Secret | None) -> tuple[BinaryIO | FrameReader, int]:
+    """Return the plain bytes of an open file, and how many there are."""
+    head = envelope.read_head(file, path)
+    if head is not None:
+        reader = FrameReader(file, path, head, secret)
+        return reader, reader.size
+    if secret is not None:
+        raise Invalid(
+            f"{path}: this export is not encrypted: read it without key= and passphrase=, if you trust the file",
+            code="invalid.not_encrypted",
+        )
+    return file, path.stat().st_size
 
 
 def _open_file(path: Path) -> BinaryIO:

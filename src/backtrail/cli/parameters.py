@@ -64,7 +64,13 @@ _PHRASES: Final = (
     (" in keyring=", " with --keyring"),
     ("keyring= requires key=", "--keyring requires --key-file, $BACKTRAIL_KEY_FILE or $BACKTRAIL_KEY"),
     (": open the store with the other key, or name it in previous=", ""),
-    ("pass plain=True, or make a backup", "pass --plain, or make a backup with `backtrail backup FILE`"),
+    (
+        "pass key= or passphrase= to encrypt the export, or plain=True",
+        "pass --to-key-file or --passphrase-file to encrypt the export, or --plain",
+    ),
+    ("encrypted by a passphrase: pass passphrase=", "encrypted by a passphrase: pass --passphrase-file"),
+    (": pass key=", ": pass --from-key-file"),
+    ("read it without key= and passphrase=", "omit --from-key-file and --passphrase-file"),
     ("use set()", "use --set"),
     ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
     ("`reindex` rebuilds", "`backtrail reindex` rebuilds"),
@@ -390,6 +396,11 @@ threads_option: Final = click.option(
 )
 kind_option: Final = click.option("--kind", type=click.Choice(KINDS), help="The kind of thing that has the id.")
 agent_option: Final = click.option("--agent", metavar="AGENT", help="Only what this agent owns.")
+passphrase_option: Final = click.option(
+    "--passphrase-file",
+    metavar="FILE",
+    help="The passphrase of an encrypted FILE. Default: $BACKTRAIL_PASSPHRASE_FILE, else $BACKTRAIL_PASSPHRASE.",
+)
 yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 

@@ -5,7 +5,7 @@
 2. A collection removes the rows, the chunks and the index entries, and overwrites the bytes.
 3. In an encrypted store, the keys of the threads are destroyed: backups and other copies cannot be read any more.
 
-A crash in between loses nothing: the next call finishes the work. A fork that another process makes
+A crash in between loses nothing: the next call, or the next `gc`, finishes the work. A fork that another process makes
 during the first step is found after it, and erased by a second commit.
 """
 
@@ -382,6 +382,17 @@ def destroy_keys(reader: StoreReader, threads: list[ThreadRecord]) -> int:
     from backtrail.sealed import rotation  # noqa: PLC0415 - an extra
 
     return rotation.destroy_keys(cast("SealedBackend", backend), threads)
+
+
+def finish(reader: StoreReader) -> None:
+    """Destroy the keys of erased threads if a process was killed before it did that. `gc` has removed their bytes."""
+    backend = whole(reader.backend)
+    if backend.present([SEALED]):
+        from backtrail.sealed import rotation  # noqa: PLC0415 - an extra
+
+        unfinished = rotation.unfinished_erasures(cast("SealedBackend", backend), gc.threads(reader))
+        if unfinished:
+            destroy_keys(reader, unfinished)
 
 
 def _advice(error: Error) -> str:

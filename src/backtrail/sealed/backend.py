@@ -6,7 +6,9 @@ tags, times, sizes and the shape of histories: the backend below works with them
 Always true:
 - nothing that users wrote reaches the backend below in plain;
 - the key of a thread is durable in the keyring before the thread is;
-- what does not authenticate becomes a row or a chunk that the engine finds damaged.
+- what does not authenticate becomes a row or a chunk that the engine finds damaged;
+- the newest row of a thread has the hash of the thread's record. If it has another one, someone has changed the table
+  of threads, and the row counts as damaged.
 """
 
 # ruff: noqa: D102 - the port documents its methods
@@ -16,14 +18,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.columns import MAX_SEQ
 from backtrail.backends.port import ERASED, SEALED, Batch, MissingChunks, Phrase, ThreadTip, is_one_row
 from backtrail.errors import Corrupt, Unavailable
 from backtrail.sealed import keyring as keyrings
-from backtrail.sealed.cipher import CHUNK_OVERHEAD, ROW_OVERHEAD, ThreadCipher
+from backtrail.sealed.cipher import BOUND, CHUNK_OVERHEAD, ROW_OVERHEAD, ThreadCipher, bound_of
 from backtrail.sealed.keys import SECRET_BYTES
 from backtrail.sealed.replica import replicate
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         IndexEntry,
         IndexHit,
         IndexState,
+        NewThread,
         Row,
         Splice,
         ThreadRecord,
@@ -51,11 +54,19 @@ _KEPT: Final = 20_000
 """The most threads whose ciphers are kept by number."""
 
 
+class _Known(NamedTuple):
+    """What is kept of a thread."""
+
+    cipher: ThreadCipher
+    bound: bytes
+    """The hash of its record; see `cipher.bound_of`."""
+
+
 class _Calling(threading.local):
     """The state of the calling thread."""
 
-    ciphers: dict[int, ThreadCipher] | None = None
-    """The ciphers of threads by number that its open group has found: if it is dropped, others may get the numbers."""
+    known: dict[int, _Known] | None = None
+    """The threads by number that its open group has found: if it is dropped, others may get the numbers."""
     renewed: dict[int, ThreadCipher] | None = None
     """The threads that its open group has started again, with the keys that it used."""
 
@@ -70,14 +81,14 @@ class SealedBackend:
         self.keyring = keyring
         self.read_only = below.read_only
         self.undoes_groups = below.undoes_groups
-        self._ciphers: dict[int, ThreadCipher] = {}
+        self._threads: dict[int, _Known] = {}
         self._version = keyring.store.seq
         """The version of the keyring that the ciphers are from."""
         self._last: ThreadRecord | None = None
         """The thread that was found last: its rows are read next."""
         self._drops_old_chunks = False
         self._calling = _Calling()
-        self._nobody = ThreadCipher({1: os.urandom(SECRET_BYTES)}, 1)
+        self._nobody = _Known(ThreadCipher({1: os.urandom(SECRET_BYTES)}, 1), bytes(BOUND))
         """Seals rows of threads that do not exist, which the backend below refuses."""
 
     # -- keys -----------------------------------------------------------------------------------------
@@ -97,35 +108,46 @@ class SealedBackend:
         self.keyring.refresh(now=True)
         return self.keyring.store.seq != version
 
-    def _known(self) -> dict[int, ThreadCipher]:
-        group = self._calling.ciphers
-        return self._ciphers if group is None else group
+    def _known(self) -> dict[int, _Known]:
+        group = self._calling.known
+        return self._threads if group is None else group
 
-    def _cipher(self, no: int) -> ThreadCipher:
-        """Return the cipher of the thread with this number."""
+    def _thread(self, no: int) -> _Known:
+        """Return the cipher of the thread with this number, and the hash of its record."""
         self._fresh()
         known = self._known()  # before the keyring is read: if keys change meanwhile, this dict is dropped
-        found = known.get(no) or self._ciphers.get(no)
+        found = known.get(no) or self._threads.get(no)
         if found is not None:
             return found
         last = self._last
-        record = last if last is not None and last.no == no and self._calling.ciphers is None else self.below.thread(no)
+        record = last if last is not None and last.no == no and self._calling.known is None else self.below.thread(no)
         if record is None:
             return self._nobody
-        return _keep(known, no, self.keyring.thread(record.uid) or ThreadCipher({}, 0))
+        return _keep(known, no, self.keyring.thread(record.uid) or ThreadCipher({}, 0), bound_of(record))
 
-    def _sealing(self, no: int) -> ThreadCipher:
+    def _sealing(self, no: int) -> _Known:
         """Return a cipher that can seal rows of a thread; a thread that lost its key gets a new one."""
-        cipher = self._cipher(no)
-        if cipher.can_seal:
-            return cipher
+        found = self._thread(no)
+        if found.cipher.can_seal:
+            return found
         known, record = self._known(), self.below.thread(no)
-        return self._nobody if record is None else _keep(known, no, self.keyring.ensure([record.uid])[record.uid])
+        if record is None:
+            return self._nobody
+        return _keep(known, no, self.keyring.ensure([record.uid])[record.uid], bound_of(record))
+
+    def _note(self, record: ThreadRecord | None) -> ThreadRecord | None:
+        """Compare the rows of a known thread with this record from now on; return the record."""
+        if record is not None:
+            known = self._known()
+            found = known.get(record.no) or self._threads.get(record.no)
+            if found is not None and found.bound != (bound := bound_of(record)):
+                _keep(known, record.no, found.cipher, bound)
+        return record
 
     def _open(self, no: int, row: Row) -> Row:
         return self.open_rows(no, (row,))[0]
 
-    def _again(self, no: int) -> ThreadCipher:
+    def _again(self, no: int) -> _Known:
         """Read the key of a thread again: another process has made a new one."""
         record = self.below.thread(no)
         if record is None:
@@ -134,48 +156,73 @@ class SealedBackend:
         self._fresh()
         known = self._known()
         found = self.keyring.threads([record.uid], again=True).get(record.uid)
-        return _keep(known, no, found or ThreadCipher({}, 0))
+        return _keep(known, no, found or ThreadCipher({}, 0), bound_of(record))
 
     def forget_keys(self) -> None:
         """Read all keys again before they are used: they have changed."""
         self._version = self.keyring.store.seq
-        self._ciphers = {}
-        self._calling.ciphers = None if self._calling.ciphers is None else {}
+        self._threads = {}
+        self._calling.known = None if self._calling.known is None else {}
 
-    def open_rows(self, no: int, rows: Sequence[Row]) -> list[Row]:
-        """Return stored rows of a thread with their contents."""
-        cipher = self._cipher(no) if rows else self._nobody
+    def open_rows(self, no: int, rows: Sequence[Row], *, compare: bool = True) -> list[Row]:
+        """Return stored rows of a thread with their contents. `compare` the newest row with the thread's record."""
+        if not rows:
+            return []
+        cipher, bound = self._thread(no)
         if any(cipher.is_behind(row.root or row.extra) for row in rows):
-            cipher = self._again(no)
-        return [cipher.open(row) for row in rows]
+            cipher, bound = self._again(no)
+        opened = [cipher.open(row) for row in rows]
+        if compare and any(each not in (bound, b"") for _, each in opened):
+            return self._compared(no, opened)
+        return [row for row, _ in opened]
+
+    def _compared(self, no: int, opened: list[tuple[Row, bytes]]) -> list[Row]:
+        """Return rows, of which some have another hash than their thread's record.
+
+        Another process has started the thread again, the rows are older than its present record, or someone has changed
+        the record: then the newest row counts as damaged.
+        """
+        record = self._note(self.below.thread(no))
+        at = max(range(len(opened)), key=lambda each: opened[each][0].seq)
+        row, bound = opened[at]
+        if record is not None and bound not in (b"", bound_of(record)):
+            newest = self.below.newest(no)
+            if newest is not None and newest.seq == row.seq:
+                opened[at] = (row._replace(check=b""), b"")
+        return [each for each, _ in opened]
 
     def is_current(self, no: int, row: Row) -> bool:
         """Tell whether a stored row is sealed with the newest key of its thread."""
-        return self._cipher(no).is_current(row)
+        return self._thread(no).cipher.is_current(row)
 
     def _load(self, records: Iterable[ThreadRecord]) -> None:
         """Read the keys of many threads at once."""
         known = self._known()
-        unknown = {
-            record.uid: record.no for record in records if record.no not in known and record.no not in self._ciphers
-        }
+        unknown: dict[bytes, ThreadRecord] = {}
+        for record in records:
+            if record.no in known or record.no in self._threads:
+                self._note(record)
+            else:
+                unknown[record.uid] = record
         if len(unknown) > 1:
             for uid, cipher in self.keyring.threads(unknown).items():
-                _keep(known, unknown[uid], cipher)
+                _keep(known, unknown[uid].no, cipher, bound_of(unknown[uid]))
 
     # -- threads --------------------------------------------------------------------------------------
 
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
         found = self.below.find_thread(space, name)
-        if self._calling.ciphers is None:
+        if found != self._last:
+            self._note(found)
+        if self._calling.known is None:
             self._last = found
         return found
 
     def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
-        return self.below.thread_with_uid(uid)
+        return self._note(self.below.thread_with_uid(uid))
 
     def thread(self, no: int) -> ThreadRecord | None:
-        return self.below.thread(no)
+        return self._note(self.below.thread(no))
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         return self.below.thread_numbers(after, limit)
@@ -279,7 +326,8 @@ class SealedBackend:
         version = self._version
         if is_one_row(batch):
             ((no, row),) = batch.rows
-            numbers = self.below.commit(batch._replace(rows=((no, self._sealing(no).seal(_whole(row))),)))
+            cipher, bound = self._sealing(no)
+            numbers = self.below.commit(batch._replace(rows=((no, cipher.seal(_whole(row), bound)),)))
         else:
             numbers = self._commit(batch)
         if self.keyring.is_stale() and self._has_new_keys(version):
@@ -295,27 +343,62 @@ class SealedBackend:
             self.rewrite(no, each, batch.chunks)
 
     def _commit(self, batch: Batch) -> tuple[int, ...]:
-        renewed = {no: self._again(no) for no, _ in batch.renew if no >= 0}  # the old keys may have been destroyed
+        renewed = {no: self._again(no).cipher for no, _ in batch.renew if no >= 0}  # the old keys may be destroyed
         known = self._known()
         created = self.keyring.ensure([new.uid for new in batch.threads]) if batch.threads else {}
-        new = {-at: created[each.uid] for at, each in enumerate(batch.threads, 1)}
+        bounds = self._new_bounds(batch)
+        new = {
+            -at: _Known(created[each.uid], bounds.get(-at) or bound_of(each))
+            for at, each in enumerate(batch.threads, 1)
+        }
         touched = self._addresses(batch.touch) if batch.touch else {}
+
+        def seal(no: int, row: Row) -> Row:
+            cipher, bound = new.get(no) or self._sealing(no)
+            return cipher.seal(_whole(row), bounds.get(no, bound))
+
         sealed = batch._replace(
-            rows=tuple([(no, (new.get(no) or self._sealing(no)).seal(_whole(row))) for no, row in batch.rows]),
+            rows=tuple([(no, seal(no, row)) for no, row in batch.rows]),
             chunks=self._sealed_chunks(batch.chunks),
             touch=tuple(touched),
         )
+        alone = {no: bound for no, bound in bounds.items() if no >= 0 and no not in {each for each, _ in batch.rows}}
         try:
-            numbers = self.below.commit(sealed)
+            with self.below.group() if alone and self._calling.known is None else nullcontext():
+                numbers = self.below.commit(sealed)
+                for no, bound in alone.items():
+                    self._bind_newest(no, bound)
         except MissingChunks as error:
             raise MissingChunks(frozenset(touched[each] for each in error.digests)) from error
-        for no, each in zip(numbers, batch.threads, strict=True):
-            _keep(known, no, created[each.uid])
+        for at, no in enumerate(numbers, 1):
+            _keep(known, no, *new[-at])
+        for no, bound in bounds.items():
+            if no >= 0:
+                _keep(known, no, self._thread(no).cipher, bound)
         if self._calling.renewed is None:
             self._check_renewed(renewed)
         else:
             self._calling.renewed |= renewed
         return numbers
+
+    def _new_bounds(self, batch: Batch) -> dict[int, bytes]:
+        """Return the hashes of the records that a batch changes, by the numbers of their threads."""
+        before: dict[int, ThreadRecord | NewThread | None] = {-at: new for at, new in enumerate(batch.threads, 1)}
+        after: dict[int, ThreadRecord | NewThread] = {}
+        for no, new in batch.renew:
+            record = before[no] if no in before else self.below.thread(no) if no >= 0 else None
+            before[no] = record
+            if record is not None:
+                after[no] = record._replace(agent=new.agent, created_at=new.created_at, origin=new.origin)
+        return {no: bound_of(record) for no, record in after.items() if record != before[no]}
+
+    def _bind_newest(self, no: int, bound: bytes) -> None:
+        """Seal the newest row of a thread again, for a record that has changed without a new row."""
+        stored = self.below.newest(no)
+        rows = [] if stored is None else self.below.rows(no, [(stored.seq, stored.seq)], payload=True)
+        cipher = self._sealing(no).cipher
+        opened = [cipher.open(row) for row in rows]
+        self.below.rewrite(no, [cipher.seal(row, bound) for row, was in opened if was])
 
     def _check_renewed(self, renewed: dict[int, ThreadCipher]) -> None:
         """Seal the rows of threads that were started again with new keys, if they have got new ones meanwhile.
@@ -324,10 +407,10 @@ class SealedBackend:
         other processes. So a process that starts an erased thread again checks the key before and after.
         """
         for no, used in renewed.items():
-            if self._again(no).last == used.last:
+            if self._again(no).cipher.last == used.last:
                 continue
             stored = self.below.rows(no, [(1, MAX_SEQ)], payload=True)
-            rows = [used.open(row) for row in stored if not self.is_current(no, row)]
+            rows = [used.open(row)[0] for row in stored if not self.is_current(no, row)]
             self.rewrite(no, [row for row in rows if row.check not in (b"", ERASED)])
 
     def _sealed_chunks(self, chunks: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
@@ -341,12 +424,12 @@ class SealedBackend:
     def group(self) -> Iterator[None]:
         self._fresh()
         with self.below.group():
-            version, begun, known = self._version, time.monotonic(), self._ciphers
-            self._calling.ciphers, self._calling.renewed = {}, {}
+            version, begun, known = self._version, time.monotonic(), self._threads
+            self._calling.known, self._calling.renewed = {}, {}
             try:
                 yield
             finally:
-                found, self._calling.ciphers = self._calling.ciphers, None
+                found, self._calling.known = self._calling.known, None
                 renewed, self._calling.renewed = self._calling.renewed, None
             if time.monotonic() - begun > keyrings.FRESH and self._has_new_keys(version):
                 raise Unavailable(
@@ -366,7 +449,7 @@ class SealedBackend:
 
     def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
         self._fresh()
-        cipher, token = self._sealing(thread), self._store_cipher.token
+        cipher, token = self._sealing(thread).cipher, self._store_cipher.token
 
         def seal(entry: IndexEntry) -> IndexEntry:
             words = " ".join([token(word) for word in entry.words.split(" ")]) if entry.words else ""
@@ -409,9 +492,9 @@ class SealedBackend:
 
     def _opened(self, hit: IndexHit) -> IndexHit | None:
         """Return a hit with its text; None if the key of its thread was destroyed."""
-        cipher = self._cipher(hit.record.no)
+        cipher = self._thread(hit.record.no).cipher
         if cipher.is_behind(hit.entry.text):
-            cipher = self._again(hit.record.no)
+            cipher = self._again(hit.record.no).cipher
         text = cipher.open_text(hit.entry.text, _bound(hit.entry))
         if text is None and cipher.is_erased(hit.entry.text):
             return None
@@ -473,11 +556,18 @@ class SealedBackend:
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         self._fresh()
-        version, cipher = self._version, self._sealing(thread)
-        count = self.below.rewrite(thread, [cipher.seal(row) for row in rows], self._sealed_chunks(chunks))
+        version, (cipher, bound) = self._version, self._sealing(thread)
+        bounds = self._bounds(thread, [row.seq for row in rows])
+        sealed = [cipher.seal(row, bounds.get(row.seq) or bound) for row in rows]
+        count = self.below.rewrite(thread, sealed, self._sealed_chunks(chunks))
         if self.keyring.is_stale() and self._has_new_keys(version):
             return self.rewrite(thread, rows, chunks)  # as in `commit`
         return count
+
+    def _bounds(self, no: int, seqs: Sequence[int]) -> dict[int, bytes]:
+        """Return the hashes that stored rows have, by seq: a rewritten row keeps its own."""
+        cipher = self._thread(no).cipher
+        return {row.seq: cipher.open(row)[1] for row in self.below.rows(no, [(seq, seq) for seq in sorted(seqs)])}
 
     def reclaim(self, *, erase: bool = False) -> None:
         self.below.reclaim(erase=erase)
@@ -537,11 +627,11 @@ class CopyableSealedBackend(SealedBackend):
         return self._copyable.backup(path, progress)
 
 
-def _keep(known: dict[int, ThreadCipher], no: int, cipher: ThreadCipher) -> ThreadCipher:
+def _keep(known: dict[int, _Known], no: int, cipher: ThreadCipher, bound: bytes) -> _Known:
     if len(known) >= _KEPT:
         known.clear()
-    known[no] = cipher
-    return cipher
+    known[no] = found = _Known(cipher, bound)
+    return found
 
 
 def _whole(row: Row) -> Row:

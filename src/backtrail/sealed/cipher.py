@@ -4,8 +4,9 @@ Rows and texts are sealed by AES-256-GCM-SIV, which stays safe if a nonce repeat
 nor random: a nonce is the place of the bytes, and bytes that were moved to another place do not authenticate.
 
 - **Rows.** Each thread has a random key. `root`, `check` and `extra` are sealed together, with the plain columns as
-  associated data; `payload` is sealed alone. The sealed columns are in `root` if the row is a checkpoint, else in
-  `extra`: so the backend below still sees which rows are checkpoints.
+  associated data, and with a hash of the thread's record: its id, agent, time and origin. The newest row of a thread
+  says what its record must be. `payload` is sealed alone. The sealed columns are in `root` if the row is a checkpoint,
+  else in `extra`: so the backend below still sees which rows are checkpoints.
 - **Chunks.** The key of a chunk is a hash of the store's key and the chunk's digest. Digests are stored nowhere but in
   sealed rows and chunks. So only a reader of a row can read the chunks that the row refers to. When the keys of all
   these threads are destroyed, nothing leads to the chunk any more. Threads share equal chunks
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ormsgpack
 from blake3 import blake3
 
-from backtrail.backends.port import ERASED, Row, new_tuple
+from backtrail.backends.port import ERASED, NewThread, Row, ThreadRecord, new_tuple
 from backtrail.sealed.keys import NONCE_BYTES, aead, decrypted, fast_aead
 
 if TYPE_CHECKING:
@@ -37,11 +38,15 @@ TAG: Final = 16
 HEADER: Final = 2
 ROW_OVERHEAD: Final = HEADER + TAG
 """The bytes that sealing adds to a payload."""
+BOUND: Final = 8
+"""The bytes of the hash of a thread's record in each of its rows."""
 _CHECK: Final = 8
 CHUNK_OVERHEAD: Final = HEADER + NONCE_BYTES + TAG + _CHECK
 """The bytes that sealing adds to a chunk."""
 DAMAGED: Final = b"\xff"
 """Stands for bytes that do not authenticate: no codec has this number, so the engine finds the damage."""
+_BEGIN: Final = 2 + BOUND
+"""Where the root begins in the sealed columns of a row."""
 _NO_ROOT: Final = bytes(32)
 _META: Final = b"meta"
 _DATA: Final = b"data"
@@ -60,6 +65,16 @@ def _bound(row: Row) -> bytes:
     label = row.label
     columns = row[:_ROOT] if label is None else (*row[:_LABEL], label.encode("utf-8", "surrogatepass"), *row[13:_ROOT])
     return ormsgpack.packb((*columns, row.op_id))
+
+
+def bound_of(record: ThreadRecord | NewThread) -> bytes:
+    """Return the hash of a thread's record that its rows have. Numbers and uids are bound by the key."""
+    fields = [_bin(record.space), _bin(record.name), _bin(record.agent), record.created_at, _bin(record.origin)]
+    return blake3(ormsgpack.packb(fields)).digest(length=BOUND)
+
+
+def _bin(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "surrogatepass")
 
 
 class Generation(NamedTuple):
@@ -96,23 +111,26 @@ class ThreadCipher:
         header = self._current and self._current.header
         return (row.root or row.extra)[:HEADER] == header and (row.payload or b"")[:HEADER] == header
 
-    def seal(self, row: Row) -> Row:
-        """Return a row with its contents sealed."""
+    def seal(self, row: Row, bound: bytes) -> Row:
+        """Return a row with its contents sealed. `bound` is the hash of its thread's record."""
         current = self._current
         if current is None:
             raise LookupError("the thread has no key")
         header, cipher = current
         place = row.seq.to_bytes(8, "big")
         root, check = row.root, row.check
-        meta = bytes((len(root), len(check))) + root + check + row.extra
+        meta = bytes((len(root), len(check))) + bound + root + check + row.extra
         blob = header + cipher.encrypt(place + _META, meta, _bound(row))
         payload = row.payload
         sealed = payload if payload is None else header + cipher.encrypt(place + _DATA, payload, row.op_id)
         columns = (blob, row.op_id, b"", b"") if root else (b"", row.op_id, blob, b"")
         return new_tuple(Row, (*row[:_ROOT], *columns, sealed, row.hidden))
 
-    def open(self, row: Row) -> Row:
-        """Return a row with its contents. If they do not authenticate, the row has a wrong checksum."""
+    def open(self, row: Row) -> tuple[Row, bytes]:
+        """Return a row with its contents, and the hash of the record that its thread had.
+
+        If they do not authenticate, the row has a wrong checksum, and the hash is empty.
+        """
         payload = row.payload
         try:
             place = row.seq.to_bytes(8, "big")
@@ -121,14 +139,14 @@ class ThreadCipher:
                 payload = DAMAGED if opened is None else opened
             meta = None if row.root and row.extra else self._opened(place + _META, row.root or row.extra, _bound(row))
             if meta is not None and bool(meta[0]) == bool(row.root):
-                first, second = HEADER + meta[0], HEADER + meta[0] + meta[1]
-                columns = (meta[HEADER:first], row.op_id, meta[second:], meta[first:second])
-                return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden))
+                first, second = _BEGIN + meta[0], _BEGIN + meta[0] + meta[1]
+                columns = (meta[_BEGIN:first], row.op_id, meta[second:], meta[first:second])
+                return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden)), meta[2:_BEGIN]
             check = ERASED if self.is_erased(row.root or row.extra) else b""
         except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column may have another type
             payload, check = (None if payload is None else DAMAGED), b""
         columns = (_NO_ROOT if row.root else b"", row.op_id, b"", check)
-        return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden))
+        return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden)), b""
 
     def seal_text(self, text: bytes, bound: bytes) -> bytes:
         """Return the sealed text of an index entry, bound to the other fields of the entry."""

@@ -7,8 +7,10 @@ here is gone for every copy of the data.
 
 The keyring is a plain backend. One of its threads is the record of the store: its id, and its keys, wrapped by the
 caller's key. Each other thread is named after the uid of a thread of the data and has its keys, wrapped by the store's
-key. The newest row of a thread is all that counts; older rows are removed. To write is to append a row, so two
-processes never both make a key: the second one gets `Stale` and reads the key of the first one.
+key: `[last, keys]`, or `[last, keys, [seq, number, count, is_done]]` if the thread was erased. `seq` is that of its
+newest erasure, `number` that of the first key after it, `count` how many keys there were before, and `is_done` tells
+whether these are destroyed. The newest row of a thread is all that counts; older rows are removed. To write is to
+append a row, so two processes never both make a key: the second one gets `Stale` and reads the key of the first one.
 
 Always true:
 - a key is durable here before anything that it seals is written;
@@ -191,27 +193,34 @@ class Keyring:
             missing = [uid for uid in dict.fromkeys(uids) if uid not in known or not known[uid].can_seal]
             if not missing:
                 return known
-            self._add(missing)
+            self._add(missing, {})
 
-    def add_generation(self, uids: Collection[bytes]) -> None:
-        """Give threads a new key, for all that is written from now on. Older keys stay until `destroy`."""
+    def add_generation(self, uids: Collection[bytes], erasures: Mapping[bytes, int] | None = None) -> None:
+        """Give threads a new key, for all that is written from now on. Older keys stay until `destroy`.
+
+        `erasures` are the seqs of threads' erasures by uid. A thread gets one key for one erasure, whoever asks for it.
+        """
         for start in range(0, len(listed := list(uids)), _PAGE):
-            while not self._add(listed[start : start + _PAGE]):
+            while not self._add(listed[start : start + _PAGE], erasures or {}):
                 pass  # another process was first
 
-    def _add(self, uids: Collection[bytes]) -> bool:
+    def _add(self, uids: Collection[bytes], erasures: Mapping[bytes, int]) -> bool:
         """Give threads a new key; return False if another process was first."""
         records = self._records(uids)
         threads: list[NewThread] = []
         rows: list[tuple[int, Row]] = []
         for uid in uids:
             record = records.get(uid)
-            last, keys = record.content if record is not None else (0, [])
+            last, keys, *erasure = record.content if record is not None else (0, [])
+            seq = erasures.get(uid)
+            if seq is not None and erasure and erasure[0][0] == seq:
+                continue
             if last >= _MOST:
                 raise Unavailable(
                     f"a thread has had {_MOST} keys: copy the store into a new one", code="unavailable.keyring"
                 )
-            content = [last + 1, [*keys, self._wrapped_for(uid, last + 1, os.urandom(SECRET_BYTES))]]
+            erasure = erasure if seq is None else [[seq, last + 1, len(keys), False]]
+            content = [last + 1, [*keys, self._wrapped_for(uid, last + 1, os.urandom(SECRET_BYTES))], *erasure]
             if record is None:
                 threads.append(NewThread(_THREAD, uid.hex(), uid, None, _now(), None))
                 rows.append((-len(threads), _row(1, content)))
@@ -221,24 +230,28 @@ class Keyring:
         self._forget(uids)
         return done
 
-    def destroy(self, uids: Collection[bytes], *, keep_newest: bool) -> int:
+    def destroy(self, uids: Collection[bytes], *, keep_newest: bool, erased: bool = False) -> int:
         """Destroy the keys of threads, for good; return how many keys. `keep_newest` destroys all but the newest keys.
 
-        Nothing that a destroyed key sealed can be read again, in any copy. The keyring's files are rewritten, so that
-        no trace of the keys is left in them.
+        `erased` destroys only those from before the threads' erasures. Nothing that a destroyed key sealed can be read
+        again, in any copy. The keyring's files are rewritten, so that no trace of the keys is left in them.
         """
         destroyed = 0
         for start in range(0, len(listed := list(uids)), _PAGE):
             page = listed[start : start + _PAGE]
             while True:
                 records = self._records(page)
-                changed = {
-                    uid: (each, kept)
-                    for uid, each in records.items()
-                    if len(kept := [key for key in each.content[1] if keep_newest and key[0] == each.content[0]])
-                    < len(each.content[1])
-                }
-                rows = [(each.no, _row(each.seq + 1, [each.content[0], kept])) for each, kept in changed.values()]
+                changed: dict[bytes, tuple[_Record, list[Any]]] = {}
+                for uid, each in records.items():
+                    last, keys, *erasure = each.content
+                    first = erasure[0][1] if erased and erasure else last
+                    kept = [key for key in keys if keep_newest and key[0] >= first]
+                    if len(kept) < len(keys):
+                        changed[uid] = (each, kept)
+                rows = [
+                    (each.no, _row(each.seq + 1, [each.content[0], kept, *each.content[2:]]))
+                    for each, kept in changed.values()
+                ]
                 if self._append(rows, (), [each for each, _ in changed.values()]):
                     break
             destroyed += sum(len(each.content[1]) - len(kept) for each, kept in changed.values())
@@ -249,6 +262,33 @@ class Keyring:
         self.announce()
         self.backend.reclaim(erase=True)
         return destroyed
+
+    def settle(self, erasures: Mapping[bytes, int]) -> int:
+        """Note that all keys from before these erasures are destroyed, and gone from the keyring's files.
+
+        Return how many keys these erasures have destroyed, also if they were settled before.
+        """
+        destroyed = 0
+        for start in range(0, len(listed := list(erasures)), _PAGE):
+            while True:
+                records = self._records(listed[start : start + _PAGE])
+                ours = {each.no: each for uid, each in records.items() if each.content[2][0] == erasures[uid]}
+                rows = [
+                    (no, _row(each.seq + 1, [*each.content[:2], [*each.content[2][:3], True]]))
+                    for no, each in ours.items()
+                    if not each.content[2][3]
+                ]
+                if self._append(rows, (), [ours[no] for no, _ in rows]):
+                    break
+            destroyed += sum(each.content[2][2] for each in ours.values())
+        return destroyed
+
+    def unsettled(self, erasures: Mapping[bytes, int]) -> list[bytes]:
+        """Return the uids of the threads whose keys from before these erasures may still be there."""
+        listed = list(erasures)
+        pages = (self._records(listed[start : start + _PAGE]) for start in range(0, len(listed), _PAGE))
+        records = {uid: each.content[2:] for page in pages for uid, each in page.items()}
+        return [uid for uid, erasure in records.items() if not erasure or erasure[0][::3] != [erasures[uid], True]]
 
     def _forget(self, uids: Collection[bytes]) -> None:
         """Read the keys of threads again when they are used next."""
@@ -278,7 +318,7 @@ class Keyring:
         return secret
 
     def _keep(self, kept: dict[bytes, ThreadCipher], uid: bytes, content: Any) -> ThreadCipher:
-        last, keys = content
+        last, keys, *_ = content
         if any(by not in self._store_ciphers for _, by, _ in keys):
             self.refresh(now=True)  # another process has made a key of the store
         made = ThreadCipher({number: self._unwrapped(uid, number, by, wrapped) for number, by, wrapped in keys}, last)
@@ -345,9 +385,9 @@ class Keyring:
                 }
                 rows = []
                 for uid, each in records.items():
-                    last, keys = each.content
+                    last, keys, *erasure = each.content
                     again = [self._wrapped_for(uid, key[0], self._unwrapped(uid, *key)) for key in keys]
-                    rows.append((each.no, _row(each.seq + 1, [last, again])))
+                    rows.append((each.no, _row(each.seq + 1, [last, again, *erasure])))
                 if self._append(rows, (), records.values()):
                     break
 
@@ -384,7 +424,7 @@ class Keyring:
         threads = older = destroyed = orphans = 0
         uids = self.uids()
         for start in range(0, len(uids), _PAGE):
-            for uid, (_, _, (last, keys), _) in self._records(uids[start : start + _PAGE]).items():
+            for uid, (_, _, (last, keys, *_), _) in self._records(uids[start : start + _PAGE]).items():
                 threads += bool(keys)
                 older += len(keys) > 1 or any(by != store.last for _, by, _ in keys)
                 destroyed += last - len(keys)

@@ -96,23 +96,7 @@ class Key:
 
         A file that other users may read or write is refused.
         """
-        place = Path(path)
-        try:
-            with place.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                text = file.read(4096)
-        except FileNotFoundError:
-            raise NotFound(f"{place}: there is no such key file", code="not_found.key") from None
-        except OSError as error:
-            raise Unavailable(
-                f"{place}: this key file cannot be read ({error.strerror})", code="unavailable.key"
-            ) from None
-        if os.name == "posix" and mode & _OTHERS:
-            raise Invalid(
-                f"{place}: other users may use this key file: run `chmod 600 {place}`, and consider the key known",
-                code="invalid.key_file",
-            )
-        return cls(_parsed(text.decode("ascii", "replace"), str(place)), previous=previous)
+        return cls(_parsed(secret_text(path, "key"), str(Path(path))), previous=previous)
 
     @classmethod
     def from_env(cls, name: str = "BACKTRAIL_KEY", *, previous: Iterable[Key] = ()) -> Self:
@@ -176,7 +160,9 @@ class Key:
             return self._called("unwrap", self._unwrap, wrapped)
         secret = decrypted(aead(self._secret), wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
         if secret is None:
-            raise Unavailable(f"the keyring is damaged: {self.id} cannot unwrap it", code="unavailable.key")
+            raise Unavailable(
+                f"{self.id} cannot unwrap a key: the keyring or the export is damaged", code="unavailable.key"
+            )
         return secret
 
     def _called(self, what: str, function: Callable[[bytes], bytes] | None, given: bytes) -> bytes:
@@ -199,6 +185,27 @@ class Key:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Key cannot be pickled or copied: pass the path of its file instead")
+
+
+def secret_text(path: str | os.PathLike[str], what: str) -> str:
+    """Return the text of a file with a secret. If other users may read or write the file, it is refused."""
+    place = Path(path)
+    try:
+        with place.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(4096)
+    except FileNotFoundError:
+        raise NotFound(f"{place}: there is no such {what} file", code="not_found.key") from None
+    except OSError as error:
+        raise Unavailable(
+            f"{place}: this {what} file cannot be read ({error.strerror})", code="unavailable.key"
+        ) from None
+    if os.name == "posix" and mode & _OTHERS:
+        raise Invalid(
+            f"{place}: other users may use this {what} file: run `chmod 600 {place}`, and consider the {what} known",
+            code="invalid.key_file",
+        )
+    return text.decode("utf-8", "replace")
 
 
 def decrypted(cipher: Any, nonce: bytes, sealed: bytes, context: bytes | None) -> bytes | None:

@@ -25,7 +25,7 @@ from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.reader import StoreReader
@@ -86,14 +86,15 @@ class Keys:
 
 
 def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int:
-    """Destroy the keys of threads that were erased; return how many keys.
+    """Destroy the keys of threads that were erased; return how many keys, the same if it is repeated.
 
     Rows without contents, which tell of the erasure, and rows after it get a new key first: so the ids can be used
     again. Nothing else that the old keys sealed can be read again, in any copy. If a thread is in use again, this takes
     10 seconds.
     """
     uids = [record.uid for record in threads]
-    backend.keyring.add_generation(uids)
+    erasures = {record.uid: log.last_erasure(backend.rows(record.no, [(1, log.MAX_SEQ)])) for record in threads}
+    backend.keyring.add_generation(uids, erasures)
     backend.forget_keys()
     _seal_rest(backend, threads)
     newest = backend.newest_of([record.no for record in threads])
@@ -101,7 +102,19 @@ def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int
         backend.keyring.announce()
         time.sleep(2 * keyrings.FRESH)
         _seal_rest(backend, threads)
-    return backend.keyring.destroy(uids, keep_newest=True)
+    backend.keyring.destroy(uids, keep_newest=True, erased=True)
+    return backend.keyring.settle(erasures)
+
+
+def unfinished_erasures(backend: SealedBackend, threads: Iterable[ThreadRecord]) -> list[ThreadRecord]:
+    """Return the erased threads whose keys are not destroyed yet: a process was killed before it did that."""
+    erased: dict[bytes, tuple[ThreadRecord, int]] = {}
+    for record in threads:
+        seq = log.last_erasure(backend.rows(record.no, [(1, log.MAX_SEQ)]))
+        if seq:
+            erased[record.uid] = (record, seq)
+    unsettled = backend.keyring.unsettled({uid: seq for uid, (_, seq) in erased.items()})
+    return [erased[uid][0] for uid in unsettled]
 
 
 def _seal_rest(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> None:
@@ -161,7 +174,8 @@ class _Rotation:
         return self._rows + self._chunks - before
 
     def _seal_rows(self, record: ThreadRecord, stored: list[Row]) -> None:
-        opened = {row.seq: row for row in self._backend.open_rows(record.no, stored)}
+        # a row that does not fit to the record of its thread is sealed again, too: it may be put right
+        opened = {row.seq: row for row in self._backend.open_rows(record.no, stored, compare=False)}
         for row in opened.values():
             if row.op in log.CHECKPOINTS and log.is_sound(row, record.uid):
                 self._put_chunks(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -18,6 +19,7 @@ from backtrail.cli.parameters import (
     find_ids,
     in_memory,
     is_encrypted,
+    passphrase_option,
     threads_option,
 )
 from backtrail.cli.summary import progress_in
@@ -63,7 +65,9 @@ _EXPORT_KINDS: Final = tuple(kind for kind in KINDS if kind != "agent")
 @click.option("--kind", type=click.Choice(_EXPORT_KINDS), help="The kind of thing that has the id.")
 @agent_option
 @click.option("--since", metavar="FILE", help="Only what is new since this export.")
-@click.option("--plain", is_flag=True, help="Write the contents of an encrypted store in plain.")
+@click.option("--to-key-file", metavar="FILE", help="The key that encrypts the new file. Default: the store's key.")
+@passphrase_option
+@click.option("--plain", is_flag=True, help="Do not encrypt the new file.")
 def export(
     session: Invocation,
     *,
@@ -73,15 +77,23 @@ def export(
     kind: str | None,
     agent: str | None,
     since: str | None,
+    to_key_file: str | None,
+    passphrase_file: str | None,
     plain: bool,
 ) -> None:
     """Export the store to the new file FILE.
 
     Exports a snapshot; other processes may write meanwhile. The file has checksums, and every import checks them.
+
+    FILE is encrypted by --to-key-file or a passphrase, or else by the key of --key-file or the environment. Without
+    any of these it is not encrypted; an encrypted store needs --plain for that.
     """
-    with session.read() as store, progress_in(store) as progress:
+    if sum(map(bool, (to_key_file, passphrase_file, plain))) > 1:
+        raise click.UsageError("pass one of --to-key-file, --passphrase-file and --plain")
+    secret = {"plain": True} if plain else _secret(session, to_key_file, passphrase_file)
+    with _without_unused_key(session).read() as store, progress_in(store) as progress:
         where = find_ids(store, threads, kind, kinds=_EXPORT_KINDS)
-        report = store.export(file, **where, agent=agent, since=since, plain=plain, progress=progress)
+        report = store.export(file, **where, agent=agent, since=since, **secret, progress=progress)
     if out.human:
         contents = f"{count(report.threads, 'thread')}, {count(report.visible_rows, 'visible row')}"
         out.tell(f"{file}: {contents}, {size(report.bytes)}")
@@ -101,7 +113,17 @@ def export(
     default="backtrail",
     help="The program that wrote FILE.",
 )
-def import_(session: Invocation, *, out: Output, file: str, source: str) -> None:
+@click.option("--from-key-file", metavar="FILE", help="The key of an encrypted FILE. Default: the store's key.")
+@passphrase_option
+def import_(
+    session: Invocation,
+    *,
+    out: Output,
+    file: str,
+    source: str,
+    from_key_file: str | None,
+    passphrase_file: str | None,
+) -> None:
     """Add the contents of FILE to the store.
 
     Adds nothing twice, and creates a missing store. FILE is an export, which is added completely or not at all. With
@@ -118,12 +140,13 @@ def import_(session: Invocation, *, out: Output, file: str, source: str) -> None
     path = Path(file).expanduser()
     if not in_server:
         _check_path(session, file, path, source)
+    session, secret = _of_file(session, path if source == "backtrail" else None, from_key_file, passphrase_file)
     with Progress(lambda: {"bytes": path.stat().st_size if path.is_file() else 0}) as progress:
         if not session.exists():  # a bad file must not create a store
-            _check(source, file, progress)
+            _check(source, file, secret, progress)
         with session.write(create=True) as store:
             report: Any = (
-                store.import_(file, progress=progress)
+                store.import_(file, **secret, progress=progress)
                 if source == "backtrail"
                 else _adapter_function("import", source)(file, store, progress=progress)
             )
@@ -184,6 +207,7 @@ def _say_erased(report: ImportReport | CopyReport) -> None:
 
 def _other_format(session: Invocation, file: str, path: Path, source: str) -> str | None:
     """Return the real format of a file and the command for it, if the file is of another known format."""
+    from backtrail.archive.envelope import LINE
     from backtrail.archive.format import MAGIC
     from backtrail.backends.file.disk import STORE
 
@@ -195,7 +219,7 @@ def _other_format(session: Invocation, file: str, path: Path, source: str) -> st
         head = opened.read(_HEADER)
     if head.startswith(_SQLITE):
         return _other_database(session, file, path, source, int.from_bytes(head[_HEADER - 4 :]))
-    if head.startswith(MAGIC) and source != "backtrail":
+    if head.startswith((MAGIC, LINE)) and source != "backtrail":
         return f"is an export, not {_SOURCES[source].what}: `{session.command('import', file)}`"
     if path.suffix == ".jsonl" and source != "claude":
         return f"looks like {_SOURCES['claude'].what}: use `{session.command('import', file, '--from', 'claude')}`"
@@ -243,15 +267,70 @@ def _tables(path: Path) -> set[str]:
         return set()
 
 
-def _check(source: str, file: str, progress: Any) -> None:
+def _check(source: str, file: str, secret: dict[str, Any], progress: Any) -> None:
     """Raise an error unless a file can be imported."""
+    from backtrail.archive.envelope import secret_of
     from backtrail.archive.import_ import check
 
     if source != "backtrail":
         _adapter_function("check", source)(file)
-    elif check(file, progress) is not None:  # it continues another export: only a trial shows whether it can
-        with in_memory() as store:
-            store.import_(file)
+    elif check(file, progress, secret=secret_of(secret.get("key"), secret.get("passphrase"))) is not None:
+        with in_memory() as store:  # it continues another export: only a trial shows whether it can
+            store.import_(file, **secret)
+
+
+def _secret(session: Invocation, key_file: str | None, passphrase_file: str | None) -> dict[str, Any]:
+    """Return the arguments of the library that encrypt or open a file: options first, then the environment."""
+    from backtrail.archive.envelope import Passphrase
+    from backtrail.sealed.keys import Key
+
+    if key_file and passphrase_file:
+        raise click.UsageError("pass --passphrase-file or the file of a key, not both")
+    if key_file:
+        return {"key": Key.from_file(key_file)}
+    if passphrase_file := passphrase_file or os.environ.get("BACKTRAIL_PASSPHRASE_FILE"):
+        return {"passphrase": Passphrase.from_file(passphrase_file)}
+    if text := os.environ.get("BACKTRAIL_PASSPHRASE"):
+        return {"passphrase": text}
+    key = session.key()
+    return {} if key is None else {"key": key}
+
+
+def _of_file(
+    session: Invocation, path: Path | None, key_file: str | None, passphrase_file: str | None
+) -> tuple[Invocation, dict[str, Any]]:
+    """Return the invocation for the store, and the arguments of the library that open an export, if it is encrypted.
+
+    If only the environment has a key or a passphrase, an export that is not encrypted needs none of them.
+    """
+    from backtrail.archive.reader import head_of
+
+    head = head_of(path) if path is not None and path.is_file() else None
+    if head is None:
+        return session, _secret(session, key_file, passphrase_file) if key_file or passphrase_file else {}
+    if key_file is None and passphrase_file is None and not head.has_passphrase:
+        key = session.key()
+        secret = {} if key is None else {"key": key}
+    else:
+        secret = _secret(session, key_file, passphrase_file)
+    return _without_unused_key(session), secret
+
+
+def _without_unused_key(session: Invocation) -> Invocation:
+    """Return the invocation without its key if the store is not encrypted: then the key is that of a file."""
+    from backtrail.errors import Invalid, NotFound
+
+    if session.key() is None:
+        return session
+    try:
+        session.read().close()
+    except NotFound:
+        return session
+    except Invalid as error:
+        if error.code != "invalid.not_encrypted":
+            raise
+        return TargetStore(session.url, session.schema, debug=session.debug)
+    return session
 
 
 def _adapter_function(verb: str, source: str) -> Any:
@@ -297,7 +376,7 @@ def copy(
     with _source(session) as source, progress_in(source) as progress:
         if is_encrypted(source) and not to_key_file and not to_plain:
             raise click.UsageError("SRC is encrypted: pass --to-key-file FILE to encrypt DST, or --to-plain")
-        report = copy_to(source, lambda: target.write(create=True), progress=progress)
+        report = copy_to(source, lambda: target.write(create=True), hidden=to_key_file is not None, progress=progress)
     if out.human:
         _say_erased(report)
         added = f"{count(report.created, 'new thread')}, {report.extended:,} extended"
