@@ -96,11 +96,14 @@ class Handle(Generic[S]):
         self._expected: weakref.WeakKeyDictionary[object, list[Expect]] = weakref.WeakKeyDictionary()
         """By caller, in a list of one."""
 
-    def _tip(self) -> Tip | None:
-        """Return the tip of the thread; None if there is no thread. One read, if this process wrote the newest row."""
+    def _tip(self, newest: Row | None = None) -> Tip | None:
+        """Return the tip of the thread; None if there is no thread. One read, if this process wrote the newest row.
+
+        No read, if the caller has just read that row.
+        """
         session = self._engine.session
         known = self._known_tip(session)
-        if known is not None and session.reader.is_current(known):
+        if known is not None and session.reader.is_current(known, newest):
             return known
         return session.reader.tip(self._key.space, self._key.name)
 
