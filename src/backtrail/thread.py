@@ -620,7 +620,7 @@ class Thread(Handle[S]):
         record = known.record if known else reader.backend.find_thread(self._key.space, self._key.name)
         if record is None:
             return []
-        seqs = None if label is None else {seq for each in labels for seq in reader.backend.labelled(record.no, each)}
+        seqs = None if label is None else set(reader.backend.labelled(record.no, labels))
         if tag is not None:
             tagged = set(reader.backend.tagged(record.no, tag))
             seqs = tagged if seqs is None else seqs & tagged
