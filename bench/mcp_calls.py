@@ -3,8 +3,9 @@
 `python -m bench.mcp_calls` prints medians of runs in turns. "bare" writes JSON lines to the server and reads its
 answers, so it measures the server; the SDK's client also parses each answer and checks it against the tool's schema.
 The CPU time of the server for a bare call, less that of the operation, is what other work on the machine disturbs
-least; it needs Linux. The start is measured from the start of the process to its first answer, beside imports of the
-SDK or of parts of it.
+least; it needs Linux. The start is measured from the start of the process to its first answers, for `backtrail mcp` and
+for the SDK's server alone, beside imports of the SDK or of parts of it. CPU time is that of the process. Python needs
+its bytecode cache for this: PYTHONDONTWRITEBYTECODE is unset.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ IMPORTS = {
     "pydantic": "import pydantic",
     "the SDK's message types": "import mcp_types.methods",
     "the SDK": "import mcp",
-    "backtrail.mcp": "import backtrail.mcp",
+    "backtrail.mcp": "import backtrail.mcp.store_server",
 }
 _HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
 
@@ -52,10 +53,13 @@ _HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"n
 class Bare:
     """A server process, and JSON lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._process = subprocess.Popen(_command(path), stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - this package
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())  # noqa: S603 - this package
         self._number = 0
         self.request("initialize", _HELLO)
+
+    def initialized(self) -> None:
+        """Tell the server that the handshake is done."""
         self._send({"method": "notifications/initialized"})
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -85,25 +89,46 @@ class Bare:
         self._process.communicate()
 
 
-def starts(path: Path) -> dict[str, float]:
-    """Return the median milliseconds of imports, and of a start up to the first answer."""
-    taken: dict[str, list[float]] = {name: [] for name in (*IMPORTS, "backtrail mcp, first answer")}
+def starts(path: Path) -> dict[str, tuple[float, float]]:
+    """Return the median milliseconds of imports, and of starts up to the first answers: wall time, and CPU time."""
+    taken: dict[str, list[tuple[float, float]]] = {}
     for _ in range(STARTS):
         for name, code in IMPORTS.items():
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - the code above
-            taken[name].append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        made = Bare(path)
-        taken["backtrail mcp, first answer"].append(time.perf_counter() - begin)
-        made.close()
-    return {name: 1000 * statistics.median(times) for name, times in taken.items()}
+            taken.setdefault(f"import: {name}", []).append(_finished([sys.executable, "-c", code]))
+        for name, command in {"backtrail mcp": _command(path), "the SDK alone": _sdk_command(path)}.items():
+            for answer, point in _first_answers(command).items():
+                taken.setdefault(f"{name}: {answer}", []).append(point)
+    return {
+        name: (1000 * statistics.median(wall for wall, _ in points), 1000 * statistics.median(cpu for _, cpu in points))
+        for name, points in taken.items()
+    }
+
+
+def _finished(command: list[str]) -> tuple[float, float]:
+    before, begin = os.times(), time.perf_counter()
+    subprocess.run(command, check=True, env=_environment())  # noqa: S603 - the code above
+    wall, after = time.perf_counter() - begin, os.times()
+    return wall, after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def _first_answers(command: list[str]) -> dict[str, tuple[float, float]]:
+    begin = time.perf_counter()
+    made = Bare(command)
+    found = {"initialize": (time.perf_counter() - begin, made.cpu())}
+    made.initialized()
+    made.request("tools/list", {})
+    found["tools/list"] = (time.perf_counter() - begin, made.cpu())
+    made.request("tools/call", {"name": "persistence_stats", "arguments": {}})
+    found["tools/call"] = (time.perf_counter() - begin, made.cpu())
+    made.close()
+    return found
 
 
 async def calls(path: Path) -> dict[str, dict[str, float]]:
     """Return the median milliseconds of each operation, by the way in which it is called."""
     found: dict[str, dict[str, float]] = {}
-    bare = Bare(path)
+    bare = Bare(_command(path))
+    bare.initialized()
     with backtrail.open(path) as store:
         stdio = StdioServerParameters(command=sys.executable, args=_command(path)[1:])
         async with Client(server(store)) as memory, Client(stdio) as piped:
@@ -134,6 +159,15 @@ def _command(path: Path) -> list[str]:
     return [sys.executable, "-m", "backtrail", "mcp", str(path)]
 
 
+def _sdk_command(path: Path) -> list[str]:
+    code = "import sys, backtrail; from backtrail.mcp import server; server(backtrail.open(sys.argv[1])).run()"
+    return [sys.executable, "-c", code, str(path)]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def main() -> None:
     """Measure, and print the figures."""
     with tempfile.TemporaryDirectory(prefix="backtrail-bench-") as directory:
@@ -141,8 +175,9 @@ def main() -> None:
         with backtrail.open(path) as store:
             for at in range(MESSAGES):
                 store.conversations.append("talk", Message.user(f"hello {at}"), agent_id="a")
-        for name, ms in starts(path).items():
-            print(f"{name:32} {ms:7.0f} ms")
+        print(f"{'ms':32}{'wall':>8}{'CPU':>8}")
+        for name, (wall, cpu) in starts(path).items():
+            print(f"{name:32}{wall:8.0f}{cpu:8.0f}")
         for at, (name, ways) in enumerate(asyncio.run(calls(path)).items()):
             if at == 0:
                 print(f"\n{'ms':20}{''.join(f'{way:>12}' for way in ways)}")

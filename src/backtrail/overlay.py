@@ -338,10 +338,10 @@ class Overlay:
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         return len(self.rows(thread, ranges, visible=True))
 
-    def labelled(self, thread: int, label: str) -> list[int]:
-        below = self._below.labelled(thread, label) if thread >= 0 else []
-        own = [row.seq for row in self._rows.get(thread, ()) if row.label == label]
-        own += [row.seq for row in self._shown_rows(thread) if row.label == label and row.seq not in below]
+    def labelled(self, thread: int, labels: Collection[str]) -> list[int]:
+        below = self._below.labelled(thread, labels) if thread >= 0 else []
+        own = [row.seq for row in self._rows.get(thread, ()) if row.label in labels]
+        own += [row.seq for row in self._shown_rows(thread) if row.label in labels and row.seq not in below]
         return [seq for seq in sorted([*below, *own]) if (thread, seq) not in self._hidden]
 
     def _shown_rows(self, thread: int) -> list[Row]:

@@ -292,8 +292,8 @@ class ScopedBackend:
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         return self._below.count(thread, ranges) if self._has(thread) else 0
 
-    def labelled(self, thread: int, label: str) -> list[int]:
-        return self._below.labelled(thread, label) if self._has(thread) else []
+    def labelled(self, thread: int, labels: Collection[str]) -> list[int]:
+        return self._below.labelled(thread, labels) if self._has(thread) else []
 
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
         return self._since_deletion(thread, self._below.tags(thread, seqs)) if self._has(thread) else {}

@@ -96,11 +96,14 @@ class Handle(Generic[S]):
         self._expected: weakref.WeakKeyDictionary[object, list[Expect]] = weakref.WeakKeyDictionary()
         """By caller, in a list of one."""
 
-    def _tip(self) -> Tip | None:
-        """Return the tip of the thread; None if there is no thread. One read, if this process wrote the newest row."""
+    def _tip(self, newest: Row | None = None) -> Tip | None:
+        """Return the tip of the thread; None if there is no thread. One read, if this process wrote the newest row.
+
+        No read, if the caller has just read that row.
+        """
         session = self._engine.session
         known = self._known_tip(session)
-        if known is not None and session.reader.is_current(known):
+        if known is not None and session.reader.is_current(known, newest):
             return known
         return session.reader.tip(self._key.space, self._key.name)
 
@@ -617,7 +620,7 @@ class Thread(Handle[S]):
         record = known.record if known else reader.backend.find_thread(self._key.space, self._key.name)
         if record is None:
             return []
-        seqs = None if label is None else {seq for each in labels for seq in reader.backend.labelled(record.no, each)}
+        seqs = None if label is None else set(reader.backend.labelled(record.no, labels))
         if tag is not None:
             tagged = set(reader.backend.tagged(record.no, tag))
             seqs = tagged if seqs is None else seqs & tagged

@@ -250,7 +250,7 @@ def test_strange_origins_are_foreign(store, origin):
 
 
 def test_mcp_without_its_extra_is_a_problem(store, monkeypatch):
-    monkeypatch.setitem(sys.modules, "backtrail.mcp", None)
+    monkeypatch.setitem(sys.modules, "backtrail.mcp.store_server", None)
     answer = client(store).post("/mcp", json={})
     assert (answer.status_code, answer.json()["code"]) == (501, "unavailable.extra")
 

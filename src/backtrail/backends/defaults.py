@@ -246,9 +246,9 @@ class SimpleReader(Reader):
         """See `Reader.count`."""
         return len(self.rows(thread, ranges, visible=True))
 
-    def labelled(self, thread: int, label: str) -> list[int]:
+    def labelled(self, thread: int, labels: Collection[str]) -> list[int]:
         """See `Reader.labelled`."""
-        return [row.seq for row in self.rows(thread, _ALL) if row.label == label and not row.hidden]
+        return [row.seq for row in self.rows(thread, _ALL) if row.label in labels and not row.hidden]
 
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
         """See `Reader.tags`."""

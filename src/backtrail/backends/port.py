@@ -206,8 +206,8 @@ class Reader(Protocol):
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         """Return how many visible checkpoints have their seq in one of the ranges."""
 
-    def labelled(self, thread: int, label: str) -> list[int]:
-        """Return the seqs of the rows with this label that are not hidden, ascending."""
+    def labelled(self, thread: int, labels: Collection[str]) -> list[int]:
+        """Return the seqs of the rows with one of these labels that are not hidden, ascending."""
 
     # -- tags and pins ------------------------------------------------------------------------
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:

@@ -50,7 +50,7 @@ def left(reader: LogReader, tip: Tip, row: Row) -> list[int]:
     aside = _aside_of(reader, tip.record)
     if aside is None or row.label is None:
         return []
-    seqs = reader.backend.labelled(aside.record.no, row.label)
+    seqs = reader.backend.labelled(aside.record.no, [row.label])
     notes = reader.backend.rows(aside.record.no, [(seq, seq) for seq in seqs], visible=True) if seqs else []
     used_runs = used(reader, tip, row) if notes else frozenset()
     return [note.seq for note in notes if run_of(note) not in used_runs]
@@ -77,7 +77,7 @@ def drop_orphans(reader: LogReader, mover: HeadMover, record: ThreadRecord) -> N
         if row.seq in stays:
             continue
         if row.label is not None and row.label not in labels:
-            doomed.update(reader.backend.labelled(aside.record.no, row.label))
+            doomed.update(reader.backend.labelled(aside.record.no, [row.label]))
         parent, run = stays.get(row.parent), run_of(row)
         if parent is not None and parent.label is not None and (row.parent, run) not in live:
             doomed.update(_by(reader, aside.record, parent.label, run))
@@ -86,7 +86,7 @@ def drop_orphans(reader: LogReader, mover: HeadMover, record: ThreadRecord) -> N
 
 def _by(reader: LogReader, aside: ThreadRecord, label: str, run: str) -> list[int]:
     """Return the seqs of the notes that a run wrote on the checkpoint with this label."""
-    ranges = [(seq, seq) for seq in reader.backend.labelled(aside.no, label)]
+    ranges = [(seq, seq) for seq in reader.backend.labelled(aside.no, [label])]
     notes = reader.backend.rows(aside.no, ranges, visible=True) if ranges else []
     return [note.seq for note in notes if run_of(note) == run]
 

@@ -114,7 +114,7 @@ def _ancestor(reader: LogReader, part: Part, ref: Any) -> Row | None:
         return None
     # The ref is ambiguous, or its checkpoint is not an ancestor: look at the ancestors only.
     record, backend = part.tip.record, reader.backend
-    for named in (backend.labelled(record.no, ref), backend.tagged(record.no, ref)):
+    for named in (backend.labelled(record.no, [ref]), backend.tagged(record.no, ref)):
         seqs = [seq for seq in named if log.contains(part.ranges, seq)]
         if seqs:
             return reader.sound_row(record, max(seqs))

@@ -132,9 +132,12 @@ class LogReader:
         record = self.backend.find_thread(space, name)
         return self.tip_of(record) if record else None
 
-    def is_current(self, tip: Tip) -> bool:
-        """Tell whether the newest row of a tip is still the newest row of its thread, unchanged. One read."""
-        newest = self.backend.newest(tip.record.no)
+    def is_current(self, tip: Tip, newest: Row | None = None) -> bool:
+        """Tell whether the newest row of a tip is still the newest row of its thread, unchanged.
+
+        One read, unless the caller has just read the newest row.
+        """
+        newest = newest or self.backend.newest(tip.record.no)
         return newest is not None and newest[:_STORED] == tip.newest[:_STORED]
 
     def tip_of(self, record: ThreadRecord) -> Tip | None:

@@ -55,7 +55,7 @@ def steps_back(ref: Any) -> int | None:
 def _named(reader: LogReader, tip: Tip, text: str) -> Row:
     return (
         _by_id(reader, tip, text)
-        or _newest(reader, tip, reader.backend.labelled(tip.record.no, text))
+        or _newest(reader, tip, reader.backend.labelled(tip.record.no, [text]))
         or _newest(reader, tip, reader.backend.tagged(tip.record.no, text))
         or _by_prefix(reader, tip, text)
         or _missing(tip, f"no checkpoint, label, tag or id {text!r}")

@@ -419,7 +419,7 @@ class LogWriter:
         if tip is None or head is None:
             text = f"there is no thread {key.name!r}, so no head with the label {label!r}"
             raise Conflict(text, code="conflict.stale", expected=label)
-        if not self._backend.labelled(tip.record.no, label):
+        if not self._backend.labelled(tip.record.no, [label]):
             raise Conflict(
                 f"thread {key.name!r} has no checkpoint with the label {label!r}; its head has "
                 f"{'no label' if head.label is None else f'the label {head.label!r}'}. "

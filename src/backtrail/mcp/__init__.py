@@ -7,16 +7,17 @@ guide. It needs the extra `mcp`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from backtrail.mcp.store_server import MAX_BYTES, TOOLS, StoreServer
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from backtrail.mcp.store_server import StoreServer
+    from backtrail.mcp.tools import TOOLS
     from backtrail.store import Store
 
 __all__ = ["TOOLS", "StoreServer", "server"]
+MAX_BYTES: Final = 1_000_000
 
 
 def server(
@@ -34,6 +35,20 @@ def server(
     leaves out the tools that write. Tools that remove data for good need `destructive=True`. A call has at most
     `max_bytes` bytes of arguments, and a minute at most `max_calls` calls; None: no limit.
     """
+    from backtrail.mcp.store_server import StoreServer  # noqa: PLC0415 - it imports the SDK, which takes long
+
     if scope is not None or read_only:
         store = store.scoped(scope, read_only=read_only)
     return StoreServer(store, read_only=read_only, destructive=destructive, max_bytes=max_bytes, max_calls=max_calls)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "StoreServer":
+        from backtrail.mcp.store_server import StoreServer  # noqa: PLC0415 - as above
+
+        return StoreServer
+    if name == "TOOLS":
+        from backtrail.mcp.tools import TOOLS  # noqa: PLC0415 - the handshake does not need it
+
+        return TOOLS
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

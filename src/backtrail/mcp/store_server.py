@@ -11,19 +11,22 @@ import time
 from collections import deque
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio
 import anyio.to_thread
 import mcp_types as types
 from mcp.server import MCPServer
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
-from backtrail.builtins import TOOLS as BUILTINS
 from backtrail.errors import Error, Invalid, NotFound
 from backtrail.mcp import handoff, resources
 from backtrail.mcp.changes import ChangeBus, Subscribers
+from backtrail.mcp.first_answers import INSTRUCTIONS, NAME
+from backtrail.mcp.tools import TOOLS, described, offered
 from backtrail.operations import TABLE, Effect
 from backtrail.operations.answers import message_of
 from backtrail.operations.arguments import nearest_names, short_repr
@@ -33,25 +36,13 @@ if TYPE_CHECKING:
 
     from mcp.server.mcpserver.context import Context
 
+    from backtrail.mcp.stdio import Input, Output
     from backtrail.operations import Operation
     from backtrail.store import Store
 
-TOOLS: Final = (
-    *BUILTINS,
-    *("thread_list", "thread_show", "thread_log", "thread_state", "thread_diff"),
-    *("thread_fork", "thread_rewind", "thread_undo", "thread_redo"),
-    *("search", "run_list", "run_status", "run_settle", "agent_undo", "erase"),
-)
-"""The operations that are tools, by name."""
-MAX_BYTES: Final = 1_000_000
 _WORKERS: Final = 8
 _MINUTE: Final = 60.0
 _MESSAGE_MAX: Final = 1_000
-_INSTRUCTIONS: Final = (
-    "A store of agents' state: conversations, checkpoints, runs and threads, with their whole history. Every list has "
-    "pages: pass the next_cursor of a page as cursor. Long values are previews: pass path to read one whole. Nothing "
-    "is lost by a rewind or a restore: thread_undo and agent_undo take it back."
-)
 
 
 class StoreServer(MCPServer[Any]):
@@ -62,20 +53,15 @@ class StoreServer(MCPServer[Any]):
     ) -> None:
         changes = ChangeBus(store)
         super().__init__(
-            "backtrail",
-            title="backtrail",
-            instructions=_INSTRUCTIONS,
+            NAME,
+            title=NAME,
+            instructions=INSTRUCTIONS,
             version=version("backtrail"),
             log_level="WARNING",
             subscriptions=changes,
         )
         self._store = store
-        self._tools = {
-            name: TABLE[name]
-            for name in TOOLS
-            if TABLE[name].effect is Effect.READ
-            or (not read_only and (destructive or TABLE[name].effect is not Effect.DESTROY))
-        }
+        self._tools = offered(read_only=read_only, destructive=destructive)
         self._max_bytes = max_bytes
         self._max_calls = max_calls
         self._calls: deque[float] = deque()
@@ -83,6 +69,18 @@ class StoreServer(MCPServer[Any]):
         self.completion()(self._complete)  # type: ignore[no-untyped-call]  # of the SDK
         # Clients of the protocols before 2026-07-28 subscribe with a request, for which MCPServer has no method.
         Subscribers(changes).register(self._lowlevel_server)
+
+    def serve_streams(self, stdin: Input, stdout: Output) -> None:
+        """Serve a client over streams of lines until the input ends."""
+
+        async def main() -> None:
+            # The SDK calls readline, write and flush of a file, in threads.
+            files: list[Any] = [anyio.wrap_file(cast("Any", stream)) for stream in (stdin, stdout)]
+            async with stdio_server(*files) as (read, write):
+                server = self._lowlevel_server
+                await server.run(read, write, server.create_initialization_options())
+
+        anyio.run(main)
 
     async def _run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return await anyio.to_thread.run_sync(partial(function, *args, **options), limiter=self._workers)
@@ -96,7 +94,10 @@ class StoreServer(MCPServer[Any]):
 
     async def list_tools(self) -> list[types.Tool]:
         """Return the tools of the store, and tools that a program has added."""
-        return [*map(_described, self._tools.values()), *await super().list_tools()]
+        return [
+            *(types.Tool.model_validate(described(each)) for each in self._tools.values()),
+            *await super().list_tools(),
+        ]
 
     async def call_tool(
         self,
@@ -200,23 +201,6 @@ class StoreServer(MCPServer[Any]):
 
 def _wrong(message: str) -> MCPError:
     return MCPError(types.INVALID_PARAMS, message[:_MESSAGE_MAX])
-
-
-def _described(operation: Operation) -> types.Tool:
-    destroys = operation.effect is Effect.DESTROY
-    return types.Tool(
-        name=operation.name,
-        description=operation.description,
-        input_schema=operation.schema,
-        output_schema={"type": "object", **operation.result},  # older protocols require the type
-        annotations=types.ToolAnnotations(
-            title=operation.name.replace("_", " ").capitalize(),
-            read_only_hint=operation.effect is Effect.READ,
-            destructive_hint=destroys,
-            idempotent_hint=destroys or operation.effect is Effect.READ,
-            open_world_hint=False,
-        ),
-    )
 
 
 def _off(operation: Operation) -> str:

@@ -285,8 +285,8 @@ class SealedBackend:
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         return self.below.count(thread, ranges)
 
-    def labelled(self, thread: int, label: str) -> list[int]:
-        return self.below.labelled(thread, label)
+    def labelled(self, thread: int, labels: Collection[str]) -> list[int]:
+        return self.below.labelled(thread, labels)
 
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
         return self.below.tags(thread, seqs)

@@ -46,11 +46,12 @@ class McpSessions:
         if running is None or running.loop is not loop or running.task.done():
             try:
                 from backtrail.mcp import server  # noqa: PLC0415 - needs another extra
+
+                made = server(ctx.store, read_only=not ctx.access.write, **self._options)
             except ModuleNotFoundError as error:
                 raise Problem(
                     501, "unavailable.extra", f"/mcp needs {error.name}: pip install 'backtrail[mcp]'"
                 ) from error
-            made = server(ctx.store, read_only=not ctx.access.write, **self._options)
             made.streamable_http_app(host="", max_request_body_size=ctx.server.body_limit)  # makes the manager
             started = asyncio.Event()
             task = asyncio.create_task(_run(made.session_manager, started))

@@ -127,7 +127,7 @@ def compare(backend: Any, actions: list[Any], look: Callable[[Any], Any]) -> Non
         assert look(memory) == look(backend)
     for no in range(4):
         for text in _words:
-            assert memory.labelled(no, text) == backend.labelled(no, text)
+            assert memory.labelled(no, [text]) == backend.labelled(no, [text])
             assert memory.tagged(no, text) == backend.tagged(no, text)
             assert names(memory, prefix=text) == names(backend, prefix=text)
         spans = [(3, 4), (1, 2), (2, 2)]

@@ -274,7 +274,7 @@ class LifecycleConformance(Conformance):
             lambda: backend.tips("a", touched=True),
             lambda: backend.newest(no),
             lambda: backend.rows(no, [(1, 1)]),
-            lambda: backend.labelled(no, "l"),
+            lambda: backend.labelled(no, ["l"]),
             lambda: backend.tags(no),
             lambda: backend.tagged(no, "t"),
             lambda: backend.chunks([b""]),

@@ -99,7 +99,7 @@ class MaintenanceConformance(Conformance):
         replaced = backend.rewrite(no, [changed, second._replace(op_id=b"other", payload=b"!"), row(9)])
         assert replaced == 1
         assert backend.rows(no, [(1, 9)], payload=True) == [changed, second, third]
-        assert backend.labelled(no, "l") == [1]
+        assert backend.labelled(no, ["l"]) == [1]
 
     def test_rewrite_replaces_a_base_only_by_a_base(self, backend: Any) -> None:
         no = start(backend, rows=2)

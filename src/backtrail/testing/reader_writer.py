@@ -250,9 +250,11 @@ class ReaderWriterConformance(Conformance):
         no, other = start(backend), start(backend, "other")
         added = tuple((no, row(seq, label=text)) for seq, text in ((2, label), (3, label), (4, "no"), (5, label)))
         backend.commit(Batch(rows=(*added, (other, row(2, label=label))), hide=((no, 3),)))
-        assert backend.labelled(no, label) == [2, 5]
-        assert backend.labelled(other, label) == [2]
-        assert backend.labelled(no, "nobody's") == []
+        assert backend.labelled(no, [label]) == [2, 5]
+        assert backend.labelled(other, [label]) == [2]
+        assert backend.labelled(no, ["nobody's"]) == []
+        assert backend.labelled(no, ["no", "nobody's", label]) == [2, 4, 5]
+        assert backend.labelled(no, []) == []
 
     # -- many threads at once ---------------------------------------------------------------------
 

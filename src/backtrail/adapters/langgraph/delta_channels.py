@@ -29,28 +29,38 @@ class Ancestor(NamedTuple):
     other_runs: frozenset[str]
 
 
+class _Step(NamedTuple):
+    """An ancestor, and the channels that are computed from the writes on it."""
+
+    id: str
+    namespace: GraphNamespace
+    other_runs: frozenset[str]
+    wanted: frozenset[str]
+
+
 def delta_history(
     threads: GraphThreads, checkpoint: GraphCheckpoint | None, channels: Sequence[str]
 ) -> dict[str, DeltaChannelHistory]:
     """Return, for each channel, the last value that was stored before a checkpoint, and the writes since then."""
     seeds: dict[str, Any] = {}
-    path: list[tuple[Ancestor, set[str]]] = []
-    """The ancestors, newest first, each with the channels that are computed from the writes on it."""
-    for each in _ancestors(threads, checkpoint.header) if checkpoint is not None and channels else ():
-        wanted = set(channels) - seeds.keys()
+    path: list[_Step] = []
+    """Newest first. Rows and headers are dropped at once: many of them would keep the garbage collector busy."""
+    wanted = frozenset(channels)
+    for row, header, namespace, other_runs in _ancestors(threads, checkpoint.header) if checkpoint and wanted else ():
+        path.append(_Step(header.id, namespace, other_runs, wanted))
+        seeds.update(_stored_values(row, header, wanted))
+        wanted -= seeds.keys()
         if not wanted:
             break
-        path.append((each, wanted))
-        seeds.update(_stored_values(each.row, each.header, wanted))
     ids: dict[GraphNamespace, list[str]] = {}
-    for each, _ in path:
-        ids.setdefault(each.namespace, []).append(each.header.id)
+    for step in path:
+        ids.setdefault(step.namespace, []).append(step.id)
     rows = {namespace: write_rows(threads.thread(namespace, aside=True), some) for namespace, some in ids.items()}
     writes: dict[str, list[Any]] = {channel: [] for channel in channels}
-    for each, wanted in reversed(path):
-        its = [row for row in rows[each.namespace][each.header.id] if row.run not in each.other_runs]
+    for step in reversed(path):
+        its = [each for each in rows[step.namespace][step.id] if each.run not in step.other_runs]
         for write in merged(its):
-            if write[1] in wanted:
+            if write[1] in step.wanted:
                 writes[write[1]].append(write)
     return {
         channel: {"writes": writes[channel], **({"seed": seeds[channel]} if channel in seeds else {})}  # type: ignore[typeddict-item]
@@ -94,8 +104,8 @@ def _ancestors(threads: GraphThreads, header: CheckpointHeader) -> Iterator[Ance
             if its.id == child.parent:
                 yield Ancestor(row, its, namespace, frozenset(runs.get(its.id, ())) - {child.run})
                 child = its
-        origin = _origin(threads, namespace)
-        if child.parent is None or origin is None or origin.id != child.id:
+        origin = None if child.parent is None else _origin(threads, namespace)
+        if origin is None or origin.id != child.id:
             return
         child, namespace = origin, origin.namespace
 

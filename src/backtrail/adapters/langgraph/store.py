@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from backtrail import Checkpoint, Editor, Thread, aio
     from backtrail.adapters.adapter_store import StoreSource
+    from backtrail.backends.port import Row, ThreadRecord
 
 _log: Final = logging.getLogger("backtrail.adapters")
 _ITEMS: Final = "items"
@@ -96,31 +97,23 @@ class ItemVersion:
 class _Namespace:
     """The decoded items of a namespace at one head of its thread."""
 
-    def __init__(self, head: Checkpoint[Any], labels: tuple[str, ...], items: dict[str, Any]) -> None:
+    def __init__(self, head: Checkpoint[Any], labels: tuple[str, ...], items: list[StoredItem]) -> None:
         self.head_id = head.id
         self.step = head.step
         self.labels = labels
-        self.items = items
-        self.latest = [StoredItem(labels, key, data) for key, data in items.items()]
-        """The items, those that were put last first."""
-        self.latest.sort(key=lambda each: each.updated_at, reverse=True)
-        self.may_expire = any("expires" in data for data in items.values())
+        self.latest = sorted(items, key=lambda each: each.data["updated_at"], reverse=True)
+        self.may_expire = any("expires" in each.data for each in items)
 
     def after(self, head: Checkpoint[Any]) -> _Namespace | None:
         """Return the items at the next head, of which only those that it changed are read; None if that is unknown."""
         if head.parent_id != self.head_id or head.step != self.step + 1:
             return None
         keys = head.metadata.get(_KEYS)
-        if not isinstance(keys, list) or len(keys) * _FRACTION > len(self.items):
+        if not isinstance(keys, list) or len(keys) * _FRACTION > len(self.latest):
             return None
-        items = dict(self.items)
-        for key in keys:
-            data = head.get((_ITEMS, key), None)
-            if data is None:
-                items.pop(key, None)
-            else:
-                items[key] = data
-        return _Namespace(head, self.labels, items)
+        read = ((key, head.get((_ITEMS, key), None)) for key in keys)
+        changed = [StoredItem(self.labels, key, data) for key, data in read if data is not None]
+        return _Namespace(head, self.labels, [*changed, *(each for each in self.latest if each.key not in keys)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,25 +476,25 @@ class BacktrailStore(BaseStore):
     def _namespaces(self, prefix: Sequence[str]) -> Iterator[_Namespace]:
         """Give the namespaces that begin with these labels, those that changed last first."""
         for id_prefix in store_items.id_prefixes(prefix):
-            for thread_id, head_id in self._heads(id_prefix):
-                namespace = self._namespace(thread_id, head_id)
+            for record, newest in self._listed(id_prefix):
+                namespace = self._namespace(record, newest)
                 if namespace is not None and namespace.labels[: len(prefix)] == tuple(prefix):
                     yield namespace
 
-    def _heads(self, id_prefix: str) -> Iterator[tuple[str, str]]:
-        """Give the ids of the threads with a prefix, each with the id of its head: `threads` without the counts."""
+    def _listed(self, id_prefix: str) -> Iterator[tuple[ThreadRecord, Row]]:
+        """Give the threads with a prefix, each with its newest row: `threads` without the counts."""
         after: tuple[int, int] | None = None
         while True:
             backend = self._adapter_store.sync._engine.session.reader.backend  # noqa: SLF001 - a part of Store.threads
             page = backend.threads(space=THREAD, agent=None, prefix=id_prefix, after=after, limit=_PAGE)
-            for record, newest in page:
-                yield record.name, checkpoint_id(record.uid, newest.head)
+            yield from page
             if len(page) < _PAGE:
                 return
             after = (page[-1][1].created_at, page[-1][0].no)
 
-    def _namespace(self, thread_id: str, head_id: str) -> _Namespace | None:
-        """Return the items of a thread at its head; None if it was deleted meanwhile."""
+    def _namespace(self, record: ThreadRecord, newest: Row) -> _Namespace | None:
+        """Return the items of a thread with this newest row; None if it was deleted meanwhile."""
+        thread_id, head_id = record.name, checkpoint_id(record.uid, newest.head)
         # a transaction's ids are used again if it is dropped
         is_final = self._adapter_store.sync._engine.session.overlay is None  # noqa: SLF001 - not known to the API
         with self._lock:
@@ -509,7 +502,7 @@ class BacktrailStore(BaseStore):
             if cached is not None and cached.head_id == head_id:
                 self._cache.move_to_end(thread_id)
                 return cached
-        head = _head(self._threads(thread_id))
+        head = _head(self._threads(thread_id), newest)
         if head is None:
             return None
         namespace = None if cached is None else cached.after(head)
@@ -517,7 +510,9 @@ class BacktrailStore(BaseStore):
             state = head.state
             if not isinstance(state, dict) or not isinstance(state.get(_ITEMS), dict):
                 raise Corrupt(f"thread {thread_id!r} is not a namespace of LangGraph's store", code="corrupt.state")
-            namespace = _Namespace(head, tuple(state[_NAMESPACE]), state[_ITEMS])
+            labels = tuple(state[_NAMESPACE])
+            items = [StoredItem(labels, key, data) for key, data in state[_ITEMS].items()]
+            namespace = _Namespace(head, labels, items)
         with self._lock:
             if is_final:
                 self._cache[thread_id] = namespace
@@ -630,9 +625,7 @@ class _NamespaceEdit:
         """The items to delete, each with the time of its last put; None for all."""
 
     def __call__(self, editor: Editor) -> None:
-        if not editor.exists:
-            editor.set((), {_NAMESPACE: list(self.namespace), _ITEMS: {}})
-        elif editor.get(_NAMESPACE) != list(self.namespace):
+        if editor.exists and editor.get(_NAMESPACE) != list(self.namespace):
             text = (
                 f"thread {store_items.thread_id(self.namespace)!r} exists and is not a namespace of LangGraph's store"
             )
@@ -641,7 +634,7 @@ class _NamespaceEdit:
         changed: dict[str, Any] = {}
         for put in self._puts:
             path = (_ITEMS, put.key)
-            before = editor.get(path)
+            before = editor.get(path) if editor.exists else None
             if put.value is None:
                 if before is not None and (self.only is None or self.only[put.key] == before["updated_at"]):
                     editor.delete_at(path)
@@ -653,7 +646,10 @@ class _NamespaceEdit:
             if put.vectors:
                 data["vectors"] = put.vectors
             changed[put.key] = data
-        editor.update(_ITEMS, changed)
+        if editor.exists:
+            editor.update(_ITEMS, changed)
+        else:
+            editor.set((), {_NAMESPACE: list(self.namespace), _ITEMS: changed})
 
 
 def _edits(puts: list[_Put]) -> Iterator[_NamespaceEdit]:
@@ -718,9 +714,9 @@ def _checked(ops: Iterable[Op]) -> list[Op]:
     return listed
 
 
-def _head(thread: Thread[Any]) -> Checkpoint[Any] | None:
-    """Return the head of a thread: `latest` without reading the tags."""
-    tip = thread._tip()  # noqa: SLF001 - a part of Thread.latest
+def _head(thread: Thread[Any], newest: Row | None = None) -> Checkpoint[Any] | None:
+    """Return the head of a thread: `latest` without reading the tags, nor its newest row if that was just read."""
+    tip = thread._tip(newest)  # noqa: SLF001 - a part of Thread.latest
     return None if tip is None or tip.head is None else thread._checkpoint(tip, tip.head, tags=())  # noqa: SLF001
 
 

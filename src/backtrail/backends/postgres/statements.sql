@@ -107,8 +107,8 @@ SELECT count(*) FROM unnest($2, $3) AS span(low, high)
 JOIN {schema}.row r ON r.thread = $1 AND r.seq BETWEEN span.low AND span.high
 WHERE NOT r.hidden AND r.root <> ''
 
--- name: labelled (bigint, bytea)
-SELECT seq FROM {schema}.row WHERE thread = $1 AND label = $2 AND NOT hidden ORDER BY seq
+-- name: labelled (bigint, bytea[])
+SELECT seq FROM {schema}.row WHERE thread = $1 AND label = ANY ($2) AND NOT hidden
 
 -- name: tags (bigint)
 SELECT seq, tag, id FROM {schema}.tag WHERE thread = $1 ORDER BY seq, id

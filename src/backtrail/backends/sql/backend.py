@@ -111,8 +111,8 @@ class SqlBackend(PlainChunks, ABC, Generic[G]):
         rows = self._read("newest_row", thread)
         return as_row(rows[0]) if rows else None
 
-    def labelled(self, thread: int, label: str) -> list[int]:
-        return [seq for (seq,) in self._read("labelled", thread, encoded(label))]
+    def labelled(self, thread: int, labels: Collection[str]) -> list[int]:
+        return sorted(seq for (seq,) in self._read_each("labelled", [encoded(label) for label in labels], thread))
 
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
         return tags_of_rows(self._stored_tags(thread, seqs))

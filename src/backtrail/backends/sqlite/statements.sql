@@ -102,7 +102,7 @@ FROM span CROSS JOIN row ON key BETWEEN low AND high
 WHERE hidden = 0 AND length(root) > 0
 
 -- name: labelled
-SELECT key & 4294967295 FROM row WHERE key >> 32 = ? AND label = ? AND hidden = 0 ORDER BY key
+SELECT key & 4294967295 FROM row WHERE key >> 32 = ? AND hidden = 0 AND label
 
 -- name: tags
 SELECT seq, tag, id FROM tag WHERE thread = ? ORDER BY seq, id

@@ -353,9 +353,10 @@ class TableBackend(PlainChunks):
         with self._read() as tables:
             return sum(map(_is_checkpoint, tables.between(thread, ranges)))
 
-    def labelled(self, thread: int, label: str) -> list[int]:
+    def labelled(self, thread: int, labels: Collection[str]) -> list[int]:
+        wanted = frozenset(labels)
         with self._read() as tables:
-            return [row.seq for row in tables.logs.get(thread, {}).values() if row.label == label and not row.hidden]
+            return [row.seq for row in tables.logs.get(thread, {}).values() if row.label in wanted and not row.hidden]
 
     # -- tags and pins ------------------------------------------------------------------------------
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:

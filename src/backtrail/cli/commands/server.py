@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -121,14 +122,16 @@ def mcp(
         raise click.UsageError("pass --read-only or --allow-destructive, not both")
     if http and not _is_loopback(host) and not tokens:
         raise click.UsageError(f"other machines can reach {host}: pass a --token, so that only its holders can read")
-    try:
-        from backtrail.mcp import server
-    except ModuleNotFoundError as error:
-        raise Failure(f"mcp needs {error.name}: `pip install 'backtrail[mcp]'`") from error
+    if find_spec("mcp") is None:
+        raise Failure("mcp needs the package mcp: `pip install 'backtrail[mcp]'`")
+    from backtrail.mcp import server
+    from backtrail.mcp.stdio import serve
+
     limits: dict[str, Any] = {"destructive": allow_destructive, "max_bytes": max_bytes, "max_calls": max_calls}
     with searchable(session) if read_only else session.write(create=True) as store:
+        make = partial(server, store, scope=agents or None, read_only=read_only, **limits)
         if dry_run:
-            made = server(store, scope=agents or None, read_only=read_only, **limits)
+            made = make()
             if out.human:
                 click.echo("\n".join(made.names))
             else:
@@ -138,7 +141,7 @@ def mcp(
             options |= {"mcp": limits, "only_mcp": True}
             _serve(store, host, port, names, announce=partial(_announce_mcp, out), options=options)
         else:
-            server(store, scope=agents or None, read_only=read_only, **limits).run("stdio")
+            serve(make, read_only=read_only, destructive=allow_destructive)
 
 
 def _serve(
