@@ -343,7 +343,7 @@ class Agents(Collection):
         place = manifests_of(self._engine, checkpoint_id)
         if place is None:
             raise NotFound(
-                f"there is no agent checkpoint {checkpoint_id!r}: pass the id of one of store.agents.checkpoints(agent_id)",
+                f"there is no agent checkpoint {checkpoint_id!r}: store.agents.checkpoints(agent_id) lists them",
                 code="not_found.checkpoint",
             )
         return self._manifests(place[0]), place[1]
