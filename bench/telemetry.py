@@ -3,9 +3,10 @@
 | side | what it is |
 |---|---|
 | off | a store without telemetry |
-| api | `telemetry=True`, but the program has no SDK |
-| sampled out | the SDK, inside of a span that its sampler dropped |
-| recorded | the SDK, every span kept and handed to a processor that does nothing |
+| api | `telemetry=True, spans="all"`, but the program has no SDK |
+| sampled out | the SDK and `spans="all"`, inside of a span that its sampler dropped |
+| slow | the SDK; spans of slow and failed calls only: the default |
+| recorded | `spans="all"`: every span kept and handed to a processor that does nothing |
 
 Times are medians of interleaved rounds: each round appends to the store of each side, in a random order. Instructions
 are counted by valgrind, if it is installed, as in `bench.instructions`.
@@ -36,7 +37,7 @@ from bench.data import Messages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SIDES = ("off", "api", "sampled out", "recorded")
+SIDES = ("off", "api", "sampled out", "slow", "recorded")
 ROUNDS = 400
 FEW, MANY = 100, 300
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +52,8 @@ def around(side: str) -> AbstractContextManager[Any]:
 def appender(side: str, directory: Path, stack: ExitStack, durability: str) -> Callable[[Any], Any]:
     """Open the store of a side with 100 messages; return what appends another one."""
     place = directory / f"{side}.db"
-    store = stack.enter_context(backtrail.open(place, durability=durability, telemetry=side != "off"))
+    spans = "slow" if side in ("off", "slow") else "all"
+    store = stack.enter_context(backtrail.open(place, durability=durability, telemetry=side != "off", spans=spans))
     if side == "api":  # as without an SDK, also if another side of this process has one
         store._backend._tracer = trace.NoOpTracer()  # noqa: SLF001 - to measure this very thing
     thread = store.thread("chat", agent="planner")

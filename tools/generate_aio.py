@@ -102,6 +102,7 @@ CONVERSATIONS = {
     "delete": "apart",
     "erase": "watched",
     "fork": "apart",
+    "rewind": "apart",
     "edit": "apart",
     "branches": "apart",
 }

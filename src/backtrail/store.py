@@ -89,6 +89,7 @@ def open(  # noqa: A001 - users write backtrail.open
     keyring: str | os.PathLike[str] | None = None,
     redact: Redact | None = None,
     telemetry: bool | TracerProvider = False,
+    spans: str = "slow",
 ) -> Store:
     """Open a store; create it if it does not exist.
 
@@ -98,8 +99,9 @@ def open(  # noqa: A001 - users write backtrail.open
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
     classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
     before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
-    common tokens) whose matches become "[redacted]". `telemetry` makes spans and metrics for OpenTelemetry, with the
-    process's tracer provider or the given one; see docs/telemetry.md.
+    common tokens) whose matches become "[redacted]". `telemetry` makes metrics and spans for OpenTelemetry, with the
+    process's tracer provider or the given one: a span for each slow or failed read and write, or for all with
+    `spans="all"`; see docs/telemetry.md.
 
     `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
     that is not beside the store. See docs/encryption.md.
@@ -120,8 +122,7 @@ def open(  # noqa: A001 - users write backtrail.open
     _check_key(key, keyring)
     backend = backend_at(place, durability=durability, read_only=read_only, schema=schema)
     try:
-        if telemetry:
-            backend = _traced(backend, None if telemetry is True else telemetry)
+        backend = _traced(backend, telemetry, spans)
         if key is None:
             _refuse_encrypted(backend)
         else:
@@ -179,11 +180,17 @@ def _redactor(redact: Redact) -> Redactor | None:
     return redactor_of(redact)
 
 
-def _traced(backend: Backend, provider: TracerProvider | None) -> Backend:
+def _traced(backend: Backend, telemetry: bool | TracerProvider, spans: str) -> Backend:  # noqa: FBT001 - private
+    if spans not in ("slow", "all"):
+        raise Invalid(f'spans must be "slow" or "all", not {spans!r}', code="invalid.argument")
+    if not telemetry:
+        if spans == "all":
+            raise Invalid('spans="all" requires telemetry=', code="invalid.argument")
+        return backend
     with loading:
         from backtrail.telemetry import traced  # noqa: PLC0415 - few stores need it
 
-    return traced(backend, provider)
+    return traced(backend, None if telemetry is True else telemetry, every=spans == "all")
 
 
 class Store:

@@ -2,10 +2,12 @@
 
 `TracedBackend` is a backend on top of another one. A store without telemetry does not have it, and pays nothing.
 
-- Each call of the storage that moves data becomes a span: `backtrail.commit`, `backtrail.read`, `backtrail.search` ...
+- Each call of the storage that moves data is counted, and can become a span: `backtrail.commit`, `backtrail.search` ...
+- A span costs a fourth of an append. So a commit or a read becomes one only if it was slow or failed, unless the user
+  asked for every span. All other calls are rarer, and do more: each becomes a span.
 - Spans have ids, counts and error codes, never contents: no state, no message, no label, no query, no error text.
-- A span is made when its call has ended, with the times of the call. If the current span is not recorded (sampled
-  out), nothing is made.
+- A span is made when its call has ended, with the times of the call: then it is known whether the call was slow. If the
+  current span is not recorded (sampled out), nothing is made.
 - Metrics are sums that the reader of metrics asks for. So they cost a call two additions.
 """
 
@@ -50,6 +52,10 @@ _SPANS: Final = {
     "backup": "backup",
 }
 """The methods of a backend that become spans, and the names of the spans. All others are passed on as they are."""
+_FREQUENT: Final = ("commit", "read", "group")
+"""A call of these becomes a span if it failed or was slow, or if the user asked for every span."""
+_SLOW: Final = 50_000_000
+"""From this many nanoseconds on a call is slow: a span is less than a hundredth of it."""
 _RECORDS: Final = ("find_thread", "thread", "thread_with_uid")
 _KINDS: Final = {
     "thread": "gen_ai.conversation.id",
@@ -128,8 +134,9 @@ def _the_totals() -> Totals:
 class TracedBackend:
     """A backend whose calls become spans and are counted."""
 
-    def __init__(self, below: Backend, provider: trace.TracerProvider | None = None) -> None:
+    def __init__(self, below: Backend, provider: trace.TracerProvider | None = None, *, every: bool = False) -> None:
         self._below = below
+        self._every = every
         package = type(below).__module__.removeprefix("backtrail.backends.").partition(".")[0]
         self._system = _SYSTEMS.get(package, "other")
         self._tracer = trace.get_tracer("backtrail", tracer_provider=provider)
@@ -218,7 +225,7 @@ class TracedBackend:
     # -- spans and sums -------------------------------------------------------------------------------
 
     def _ended(self, operation: str, start: int, thread: int, error: BaseException | None = None) -> None:
-        """Count a call, and make its span unless the span around it is not recorded."""
+        """Count a call, and make its span if it gets one and the span around it is recorded."""
         end = time.time_ns()
         kind = None if error is None else error.code if isinstance(error, Error) else type(error).__name__
         found = self._sums.get((operation, kind))
@@ -228,6 +235,8 @@ class TracedBackend:
             found.count += 1
             if end > start:  # else the clock was set back
                 found.nanoseconds += end - start
+        if not (self._every or end - start >= _SLOW or isinstance(error, Error) or operation not in _FREQUENT):
+            return
         around = _current_span()
         if around is not _NO_SPAN and not around.is_recording():
             return
@@ -248,6 +257,6 @@ def _first(args: tuple[Any, ...]) -> int:
     return args[0] if args and isinstance(args[0], int) else 0
 
 
-def traced(backend: Backend, provider: trace.TracerProvider | None) -> Backend:
+def traced(backend: Backend, provider: trace.TracerProvider | None, *, every: bool) -> Backend:
     """Return the backend with telemetry; without a provider, with that of the process."""
-    return cast("Backend", TracedBackend(backend, provider))
+    return cast("Backend", TracedBackend(backend, provider, every=every))

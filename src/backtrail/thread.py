@@ -130,8 +130,20 @@ class Handle(Generic[S]):
 
     def _required(self, tip: Tip | None) -> Tip:
         if tip is None:
-            raise NotFound(f"there is no thread {self.id!r}", code="not_found.thread")
+            raise NotFound(f"there is no thread {self.id!r}{self._namesake()}", code="not_found.thread")
         return tip
+
+    def _namesake(self) -> str:
+        """Return a hint for an error, if the missing thread's id is that of a conversation, a run or an agent."""
+        if self._key.space != asides.THREAD:
+            return ""
+        backend = self._engine.session.reader.backend
+        for kind in ("conversation", "run", "agent"):
+            if backend.find_thread(kind, self.id) is not None:
+                return f"; this is the id of a {kind}: use store.{kind}s.thread({self.id!r})".replace(
+                    "a agent", "an agent"
+                )
+        return ""
 
     def _resolve(self, tip: Tip, ref: Ref) -> Row:
         reader = self._engine.session.reader

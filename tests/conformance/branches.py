@@ -57,6 +57,27 @@ class Branching(Suite):
         assert contents(store, "d") == ["a", "d only"]
         assert store.verify().ok
 
+    def test_rewind_to_a_message_can_be_undone(self, store: Store) -> None:
+        store.conversations.save(conversation("c", "a", "b"))
+        kept = Message.user("kept")
+        store.conversations.append("c", kept)
+        store.conversations.append("c", Message.user("later"))
+        assert store.conversations.rewind("c", kept) == store.conversations.load("c")
+        assert contents(store, "c") == ["a", "b", "kept"]
+        store.conversations.thread("c").undo()
+        assert contents(store, "c") == ["a", "b", "kept", "later"]
+        with pytest.raises(NotFound, match=r"fork there: store\.conversations\.fork\('c', at='c0'\)"):
+            store.conversations.rewind("c", "c0")
+        with pytest.raises(NotFound, match="conversation 'd'"):
+            store.conversations.rewind("d", kept.id)
+
+    def test_missing_thread_names_the_conversation_with_its_id(self, store: Store) -> None:
+        store.conversations.save(conversation("c", "a"))
+        with pytest.raises(NotFound, match=r"store\.conversations\.thread\('c'\)"):
+            store.thread("c").load()
+        with pytest.raises(NotFound, match="kind='conversation'"):
+            store.erase("c")
+
     def test_edit_replaces_the_message_and_drops_later_ones(self, store: Store) -> None:
         said = Message.user("old", id="m1", tokens=3, parent_id="p", metadata={"k": 1}, raw={"x": 1}, raw_format="f")
         source = conversation("c", "a").add_message(said).add_message(Message.assistant("reply"))

@@ -63,7 +63,7 @@ def test_the_configuration_starts_the_server(tmp_path):
 
 def test_the_tables_name_all_tools_and_options():
     rows = PAGE.partition("| tools | for |")[2].partition("\n\n")[0]
-    assert sorted(re.findall(r"`(\w+_\w+|search|erase)`", rows)) == sorted(TOOLS)
+    assert sorted(re.findall(r"`(\w+_\w+|activity|search|erase)`", rows)) == sorted(TOOLS)
     options = {name for each in mcp.params if isinstance(each, click.Option) for name in each.opts}
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", PAGE))
     assert named <= options | {"--write"}
@@ -75,7 +75,7 @@ def test_the_example_runs():
         [sys.executable, "examples/mcp_client.py"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.splitlines() == [
-        "25 tools, 15 of them only read",
+        "26 tools, 16 of them only read",
         "found: A week in Lisbon, please",
         "after the rewind: 1 message",
         "after the undo: 2 messages",

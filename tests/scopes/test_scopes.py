@@ -103,6 +103,8 @@ def reads(me, point):
     yield "search", {"query": "shared"}
     yield "search", {"query": "shared", "order": "score"}
     yield "run_list", {}
+    yield "activity", {}
+    yield "activity", {"agent_id": "b"}
     yield "agent_list", {}
     yield "prune_plan", {"keep_last": 1}
     yield "persistence_stats", {}

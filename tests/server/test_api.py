@@ -166,6 +166,8 @@ LISTS = {
     "/api/v1/threads": "threads",
     "/api/v1/threads/trip/history": "checkpoints",
     "/api/v1/threads/trip/log": "checkpoints",
+    "/api/v1/activity": "checkpoints",
+    "/api/v1/activity?kind=conversation&agent_id=planner": "checkpoints",
     "/api/v1/threads/trip/diff?a=1&b=@": "changes",
     "/api/v1/agents": "agents",
     "/api/v1/agents/planner/checkpoints": "checkpoints",
@@ -213,6 +215,7 @@ def test_every_list_has_cursors(store, api, path):
     [
         ("threads", "threads"),
         ("threads/trip/history", "checkpoints"),
+        ("activity", "checkpoints"),
         ("agents", "agents"),
         ("conversations", "conversations"),
         ("runs", "runs"),
@@ -345,6 +348,8 @@ LONG = "9" * 5_000
     [
         ("/conversations/talk/messages", "conversation_messages", [LONG]),
         ("/runs", "run_list", ["none", LONG]),
+        ("/activity", "activity", ["none", "9999-12-31T23:59:59.999999Z"]),
+        ("/activity", "activity", ["none", "0001-01-01T00:00:00+23:00"]),
         ("/threads/trip/diff", "thread_diff", ["@-", "@", LONG]),
     ],
 )

@@ -34,7 +34,7 @@ def questions(store):
             if info.step > 1:
                 yield "thread_diff", thread
     yield from questions_about_agents(store)
-    for name in ("agent_list", "conversation_list", "run_list", "persistence_stats", "verify"):
+    for name in ("agent_list", "conversation_list", "run_list", "activity", "persistence_stats", "verify"):
         yield name, {}
     for name in ("search", "conversation_search"):
         yield name, {"query": "lisbon" if name == "search" else "where"}

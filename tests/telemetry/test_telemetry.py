@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from opentelemetry import metrics, trace
@@ -18,6 +19,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, Trace
 
 import backtrail
 from backtrail import AgentState, Conversation, Message, aio
+from backtrail.backends import port
 from backtrail.backends.port import Copyable
 from backtrail.telemetry import TracedBackend
 from backtrail.testing import BackendConformance
@@ -54,7 +56,7 @@ def attributes(name):
 
 @pytest.fixture
 def store(tmp_path):
-    with backtrail.open(tmp_path / "a.db", telemetry=PROVIDER) as store:
+    with backtrail.open(tmp_path / "a.db", telemetry=PROVIDER, spans="all") as store:
         yield store
 
 
@@ -91,7 +93,7 @@ def test_new_threads_of_each_kind_are_named(store):
 def test_second_process_names_threads_that_it_read(tmp_path):
     with backtrail.open(tmp_path / "a.db") as other:
         other.thread("trip").save({"n": 1})
-    with backtrail.open(tmp_path / "a.db", telemetry=PROVIDER) as store:
+    with backtrail.open(tmp_path / "a.db", telemetry=PROVIDER, spans="all") as store:
         assert store.thread("trip").load().state == {"n": 1}
     assert {each.get("gen_ai.conversation.id") for each in attributes("backtrail.read")} == {"trip"}
 
@@ -111,7 +113,7 @@ def test_spans_of_coroutines_belong_to_the_task(tmp_path):
 
     async def both():
         nonlocal store
-        async with aio.open(tmp_path / "a.db", telemetry=PROVIDER) as store:
+        async with aio.open(tmp_path / "a.db", telemetry=PROVIDER, spans="all") as store:
             await asyncio.gather(work("one"), work("two"))
 
     store = None
@@ -141,6 +143,27 @@ def test_search_list_and_stats_are_spans(store):
     assert {"backtrail.search", "backtrail.list", "backtrail.stats"} <= {span.name for span in spans()}
 
 
+def test_quick_reads_and_writes_are_counted_only(tmp_path):
+    with backtrail.open(tmp_path / "a.db", telemetry=PROVIDER) as store:
+        store.thread("trip").save({"messages": []})
+        before = sums("backtrail.operation.count")["sqlite", "commit"]
+        EXPORTER.clear()
+        later = time.time_ns() + 10**12  # a call that ends before it began is quick on the busiest machine
+        store._backend._ended("commit", later, 0)
+        store._backend._ended("commit", later, 0, port.Stale())
+        assert sums("backtrail.operation.count")["sqlite", "commit"] == before + 1
+        assert spans() == []
+        store._backend._ended("commit", time.time_ns() - 10**9, 0)
+        store.stats()
+    assert [span.name for span in spans()] == ["backtrail.commit", "backtrail.stats"]
+
+
+def test_all_spans_require_telemetry(tmp_path):
+    for options in ({"spans": "all"}, {"telemetry": PROVIDER, "spans": "many"}):
+        with pytest.raises(backtrail.Invalid, match="spans"):
+            backtrail.open(tmp_path / "a.db", **options)
+
+
 def test_failed_calls_have_a_code_and_no_text(tmp_path):
     backtrail.open(tmp_path / "a.db").close()
     with backtrail.open(tmp_path / "a.db", read_only=True, telemetry=PROVIDER) as store, pytest.raises(backtrail.Error):
@@ -152,7 +175,10 @@ def test_failed_calls_have_a_code_and_no_text(tmp_path):
 
 
 def test_lost_races_are_no_errors(tmp_path):
-    with backtrail.open(tmp_path / "a.db", telemetry=PROVIDER) as store, backtrail.open(tmp_path / "a.db") as other:
+    with (
+        backtrail.open(tmp_path / "a.db", telemetry=PROVIDER, spans="all") as store,
+        backtrail.open(tmp_path / "a.db") as other,
+    ):
         thread = store.thread("trip")
         thread.save({"n": []})
         other.thread("trip").append("n", 1)
@@ -224,13 +250,15 @@ class TestTracedSqlite(BackendConformance):
 
     def open_backend(self, folder):
         below = backend_at(str(folder / "a.db"), durability="relaxed", read_only=False, schema=None)
-        return contextlib.closing(TracedBackend(below))
+        return contextlib.closing(TracedBackend(below, every=True))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file", "memory", "postgresql"])
 def test_system_is_named(kind, tmp_path):
     url = {"sqlite": str(tmp_path / "a.db"), "file": f"file://{tmp_path}/d", "memory": "memory://"}.get(kind)
-    with backtrail.open(url or server().url, schema=None if url else "telemetry", telemetry=PROVIDER) as store:
+    with backtrail.open(
+        url or server().url, schema=None if url else "telemetry", telemetry=PROVIDER, spans="all"
+    ) as store:
         store.thread("trip").save({"n": 1})
     if not url:
         server().execute("DROP SCHEMA telemetry CASCADE")
@@ -247,7 +275,7 @@ def test_store_with_telemetry_can_be_backed_up(store, tmp_path):
 
 
 def test_memory_store_with_telemetry_is_not_copyable():
-    with backtrail.open("memory://", telemetry=PROVIDER) as store:
+    with backtrail.open("memory://", telemetry=PROVIDER, spans="all") as store:
         assert not isinstance(store._backend, Copyable)
 
 
@@ -276,7 +304,7 @@ def test_store_without_telemetry_makes_no_span_and_loads_nothing(tmp_path):
 
 def test_true_means_the_provider_of_the_process(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: PROVIDER)
-    with backtrail.open(tmp_path / "a.db", telemetry=True) as store:
+    with backtrail.open(tmp_path / "a.db", telemetry=True, spans="all") as store:
         store.thread("trip").save({"n": 1})
     assert spans("backtrail.commit")
 
@@ -285,5 +313,5 @@ def test_missing_package_is_named_and_the_store_is_closed(tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, "backtrail.telemetry")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(backtrail.Unavailable, match=r"pip install 'backtrail\[telemetry\]'") as caught:
-        backtrail.open(tmp_path / "a.db", telemetry=PROVIDER)
+        backtrail.open(tmp_path / "a.db", telemetry=PROVIDER, spans="all")
     assert caught.value.code == "unavailable.extra"

@@ -341,7 +341,10 @@ class Agents(Collection):
         """Return the manifests of the agent of a checkpoint, and the seq of the checkpoint's row."""
         place = manifests_of(self._engine, checkpoint_id)
         if place is None:
-            raise NotFound(f"there is no agent checkpoint {checkpoint_id!r}", code="not_found.checkpoint")
+            raise NotFound(
+                f"there is no agent checkpoint {checkpoint_id!r}: store.agents.checkpoints(agent_id) lists them",
+                code="not_found.checkpoint",
+            )
         return self._manifests(place[0]), place[1]
 
 

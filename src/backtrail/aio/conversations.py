@@ -173,6 +173,15 @@ class Conversations:
         return await self._executor.apart(self._sync.fork, id, at=at, new_id=new_id)
 
     @called
+    async def rewind(self, id: str, at: str | Message) -> Conversation:  # noqa: A002 - the name users know
+        """Make `at` (a message or its id) the last message again. Nothing is deleted: `thread(id).undo()` reverses it.
+
+        The head becomes the newest checkpoint in view that ends with this message. A message that was saved together
+        with later ones has no such checkpoint: `NotFound`; fork the conversation at this message instead.
+        """
+        return await self._executor.apart(self._sync.rewind, id, at)
+
+    @called
     async def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002 - the name users know
         """Start a new conversation that ends with a message of this one, with new content."""
         return await self._executor.apart(self._sync.edit, id, message_id, content, new_id=new_id)

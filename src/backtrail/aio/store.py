@@ -62,6 +62,7 @@ def open(  # noqa: A001 - as backtrail.open
     keyring: str | os.PathLike[str] | None = None,
     redact: Redact | None = None,
     telemetry: bool | TracerProvider = False,
+    spans: str = "slow",
 ) -> Opening[sync.Store, Store]:
     """Open a store; create it if it does not exist.
 
@@ -73,8 +74,9 @@ def open(  # noqa: A001 - as backtrail.open
     checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
     classes that loading may construct, with the classes that their annotations name. `redact` is applied to every text
     before it is written: a function that returns the text to write, or patterns (`re.compile(...)`, or "secrets" for
-    common tokens) whose matches become "[redacted]". `telemetry` makes spans and metrics for OpenTelemetry, with the
-    process's tracer provider or the given one; see docs/telemetry.md.
+    common tokens) whose matches become "[redacted]". `telemetry` makes metrics and spans for OpenTelemetry, with the
+    process's tracer provider or the given one: a span for each slow or failed read and write, or for all with
+    `spans="all"`; see docs/telemetry.md.
 
     `key` is the `Key` of an encrypted store; a new store becomes encrypted. `keyring` is the URL of its keyring, if
     that is not beside the store. See docs/encryption.md.
@@ -94,6 +96,7 @@ def open(  # noqa: A001 - as backtrail.open
         keyring=keyring,
         redact=redact,
         telemetry=telemetry,
+        spans=spans,
     )
     return Opening(make, Store, sync.Store.close)
 

@@ -101,7 +101,8 @@ class Conversations(Collection):
             return self._thread(id).append(_MESSAGES, *data, metadata=metadata)
         except NotFound:
             if agent_id is None:
-                raise self._unknown(id) from None
+                text = f"there is no conversation {id!r}; pass agent_id= to create it for an agent"
+                raise NotFound(text, code=self._missing) from None
         conversation = Conversation(agent_id, id=id, messages=checked).auto_title()
         try:
             return self._put(id, agent_id, to_data(conversation), conversation._saved, replace=False, metadata=metadata)  # noqa: SLF001
@@ -255,6 +256,26 @@ class Conversations(Collection):
         """Start a new conversation with the messages of this one up to `at` (a message or its id), or with all."""
         return self._branch(id, at.id if isinstance(at, Message) else at, new_id, None)
 
+    def rewind(self, id: str, at: str | Message) -> Conversation:  # noqa: A002
+        """Make `at` (a message or its id) the last message again. Nothing is deleted: `thread(id).undo()` reverses it.
+
+        The head becomes the newest checkpoint in view that ends with this message. A message that was saved together
+        with later ones has no such checkpoint: `NotFound`; fork the conversation at this message instead.
+        """
+        at = at.id if isinstance(at, Message) else at
+        _check_message_id(at)
+        thread = self._thread(self._load(id, "@").thread_id)
+        for checkpoint in thread.history(newest_first=True):
+            last = checkpoint.tail(_MESSAGES, 1)
+            if last and isinstance(last[0], dict) and last[0].get("id") == at:
+                thread.rewind(checkpoint)
+                return self.load(id)
+        raise NotFound(
+            f"no checkpoint of conversation {id!r} ends with message {at!r}; if the conversation has this message, "
+            f"fork there: store.conversations.fork({id!r}, at={at!r})",
+            code="not_found.message",
+        )
+
     def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002
         """Start a new conversation that ends with a message of this one, with new content."""
         if not isinstance(content, str):
@@ -358,8 +379,7 @@ class _BranchEdit:
         """Return the position of the last message to keep, and that message. Without `at`, the message is None."""
         if self._at is None:
             return length - 1, None
-        if not isinstance(self._at, str):
-            raise Invalid(f"at= must be the id of a message, not {self._at!r:.100}", code="invalid.argument")
+        _check_message_id(self._at)
         for end in range(length, 0, -_PAGE):
             start = max(end - _PAGE, 0)
             ids = self._ids(tree, start, end)
@@ -384,6 +404,11 @@ class _BranchEdit:
         now = when(self._engine.session.reader.clock())
         changed = replaced(message, content=self._content or "", id=str(uuid.uuid4()), timestamp=now)
         return replaced(changed, raw=None, raw_format=None, tokens=None)
+
+
+def _check_message_id(at: Any) -> None:
+    if not isinstance(at, str):
+        raise Invalid(f"at= must be a message or the id of one, not {at!r:.100}", code="invalid.argument")
 
 
 def _message(value: Any) -> Message:

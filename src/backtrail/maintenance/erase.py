@@ -150,7 +150,9 @@ def _plan(reader: StoreReader, kind: str, ids: list[str], *, forks: bool) -> _Pl
     for name in ids:
         found = [record for record in records if _belongs(record, kind, name)]
         if not found:
-            raise NotFound(f"there is no {kind} {name!r}", code=f"not_found.{kind}")
+            kinds = [each for each in KINDS if (each, name) in named]
+            hint = f"; pass kind={kinds[0]!r} for the {kinds[0]} with this id" if kinds else ""
+            raise NotFound(f"there is no {kind} {name!r}{hint}", code=f"not_found.{kind}")
         chosen |= {record.no: record for record in found}
     roots = set(chosen)
     children: dict[bytes, list[tuple[int, ThreadRecord]]] = {}

@@ -14,7 +14,7 @@ TOOLS: Final = (
     *BUILTINS,
     *("thread_list", "thread_show", "thread_log", "thread_state", "thread_diff"),
     *("thread_fork", "thread_rewind", "thread_undo", "thread_redo"),
-    *("search", "run_list", "run_status", "run_settle", "agent_undo", "erase"),
+    *("activity", "search", "run_list", "run_status", "run_settle", "agent_undo", "erase"),
 )
 """The operations that are tools, by name."""
 

@@ -49,7 +49,7 @@ from backtrail.operations.schema import (
 from backtrail.operations.table import Answer, Effect, Operation, operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from backtrail.checkpoint import Checkpoint
     from backtrail.models import Change, StatePart
@@ -149,13 +149,19 @@ def thread_list(
 
 def _place(kind: str, thread_id: str, moment: str) -> ThreadInfo:
     """Return the place of a thread in a listing: where it was then, even if it has changed since."""
+    time = _time(moment, "thread_list")
+    return ThreadInfo(thread_id, kind, None, time, time, 0, 0, "", None)
+
+
+def _time(moment: str, operation: str) -> dt.datetime:
+    """Return the time in a cursor."""
     try:
         time = dt.datetime.fromisoformat(moment)
     except ValueError:
         time = None
-    if time is None or time.tzinfo is None:
-        raise Invalid("cursor is the next_cursor of an earlier thread_list", code="invalid.argument")
-    return ThreadInfo(thread_id, kind, None, time, time, 0, 0, "", None)
+    if time is None or time.tzinfo is None or time.year == dt.MAXYEAR:  # a microsecond is added to it
+        raise Invalid(f"cursor is the next_cursor of an earlier {operation}", code="invalid.argument")
+    return time
 
 
 def _info_entry(info: ThreadInfo) -> Answer:
@@ -256,6 +262,53 @@ def _checkpoints(
     entries, more = page(map(entry, shown), limit)
     last = encode_cursor(operation, entries[-1]["checkpoint_id"]) if more else None
     return {"checkpoints": entries, "next_cursor": last}
+
+
+@operation(
+    "GET /activity",
+    "List what was saved in all threads, agents, conversations and runs, newest first.",
+    arguments(
+        (),
+        kind=one_of(KINDS, "Only threads of this kind."),
+        agent_id=name("Only threads of this agent."),
+        **PERIOD,
+        **PAGE,
+    ),
+    listing("checkpoints", _CHECKPOINT),
+)
+def activity(
+    store: Store,
+    *,
+    kind: str | None = None,
+    agent_id: str | None = None,
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
+    limit: int = LIMIT,
+    cursor: str | None = None,
+) -> Answer:
+    """List checkpoints of all threads, also those out of view, without their states."""
+    last, moment = decode_cursor("activity", cursor, 2)
+    time = None if moment is None else _time(moment, "activity")
+    until = until if time is None else time + dt.timedelta(microseconds=1)
+    found = store.activity(agent=agent_id, kind=kind, since=since, until=until)
+    rest = found if last is None else _after(found, last, time)
+    entries, more = page((_checkpoint_entry(each.thread_kind, each) for each in rest), limit)
+    end = entries[-1] if more else None
+    return {
+        "checkpoints": entries,
+        "next_cursor": end and encode_cursor("activity", end["checkpoint_id"], end["created_at"]),
+    }
+
+
+def _after(found: Iterator[Checkpoint[Any]], last: str, time: dt.datetime | None) -> Iterator[Checkpoint[Any]]:
+    """Yield the checkpoints after the last one of a page. If that is gone, those that are older than it was."""
+    for checkpoint in found:
+        if checkpoint.id == last:
+            break
+        if checkpoint.created_at != time:
+            yield checkpoint
+            break
+    yield from found
 
 
 def _checkpoint_entry(kind: str, checkpoint: Checkpoint[Any]) -> Answer:
@@ -641,6 +694,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     thread_show,
     thread_history,
     thread_log,
+    activity,
     thread_checkpoint,
     checkpoint_show,
     thread_state,

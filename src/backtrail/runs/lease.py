@@ -139,7 +139,7 @@ def check_free(session_id: str, data: dict[str, Any], now: int) -> None:
     until = when(term[2])
     raise Conflict(
         f"run {session_id!r} is being worked on by {term[0]}, until {until:%Y-%m-%d %H:%M:%S} UTC at least; wait, or "
-        "take it over with takeover=True if that worker is gone",
+        f"take it over if that worker is gone: store.run({session_id!r}, takeover=True)",
         code="conflict.lease",
         owner=term[0],
         until=until,

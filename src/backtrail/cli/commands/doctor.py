@@ -173,7 +173,7 @@ def _show(session: Invocation, out: Output, found: dict[str, Any]) -> None:
     missing = [extra for extra in found["extras"] if extra not in whole]
     out.fact("extras", ", ".join(whole) or "none", cells)
     if missing:
-        out.fact("missing", f"{', '.join(missing)}: pip install 'backtrail[{missing[0]}]'", cells)
+        out.fact("missing", f"{', '.join(missing)} (pip install 'backtrail[NAME]' adds one)", cells)
     store = found["store"]
     out.fact("store", clean(store["url"]), cells)
     if "contents" in store:
