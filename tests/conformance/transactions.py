@@ -314,7 +314,7 @@ class BulkWrites(Suite):
         assert len(head(store.thread("fork")).state["messages"]) == 4
         assert store.thread("t6").load("first").tags == ("x",)
         threads[6].append("messages", "later")
-        assert steps(store.thread("t6").history()) == [7, 6, 5, 4, 3, 2, 1]
+        assert steps(store.thread("t6").history()) == [1, 2, 3, 4, 5, 6, 7]
         assert store.verify().ok
 
     def test_full_pieces_are_stored_before_the_end(self, opener: Opener) -> None:
