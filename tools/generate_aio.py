@@ -144,6 +144,7 @@ STORE = {
     "search": "watched",
     "reindex": "watched",
     "transaction": "block Transaction",
+    "bulk": "block Transaction",
     "stats": "apart",
     "migrate": "watched",
     "verify": "watched",

@@ -2,6 +2,9 @@
 
 Reads combine the store with the batches, so the transaction sees its own writes, and other readers do not. The
 conditions of each batch are checked at once against the transaction, and again against the store at the end.
+
+A bulk block is a transaction that is written in pieces: when it holds many rows, `flush` writes them as one batch, and
+the overlay begins the next piece.
 """
 
 # ruff: noqa: D102 - the port documents its methods
@@ -14,7 +17,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.backends.defaults import matches, page, resolve, select, settle
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, ThreadTip, Vanished
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, ThreadTip, Vanished, is_one_row
 from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
@@ -28,12 +31,34 @@ _FIRST: Final = -(1 << 32)
 """The number of the first thread that a transaction creates; later threads count up. In a batch they are -1, -2 ..."""
 
 
-class Overlay:
-    """The writes of one transaction on top of the store `below`."""
+PIECE_ROWS: Final = 1000
+"""A bulk block is written when it holds this many rows,"""
+PIECE_BYTES: Final = 8 * 1024 * 1024
+"""or this many bytes of payloads and chunks."""
 
-    def __init__(self, below: LogStore) -> None:
+
+class Overlay:
+    """The writes of one transaction on top of the store `below`; of a `bulk` block, those of one piece."""
+
+    def __init__(self, below: LogStore, *, bulk: bool = False) -> None:
         self._below = below
+        self.bulk = bulk
+        self._first = _FIRST
+        """The number of the first thread that the transaction, or the piece, creates."""
+        self._parts = 0
+        self._done = False
+        self._failed: BaseException | None = None
+        """Why a piece of a bulk block was not written: then the block cannot go on."""
+        self.turn = threading.RLock()
+        """The lock for callers that use one transaction from several Python threads."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the transaction, or the next piece: nothing is written."""
         self._created: list[NewThread] = []
+        self._by_name: dict[tuple[str, str], int] = {}
+        """The numbers of created threads, by name space and name."""
+        self._by_uid: dict[bytes, int] = {}
         self._renewed: dict[int, NewThread] = {}
         self._rows: dict[int, list[Row]] = {}
         self._chunks: dict[bytes, bytes] = {}
@@ -50,9 +75,9 @@ class Overlay:
         self._pins: dict[tuple[int, int, bytes], bool] = {}
         self._untouched: dict[int, int] = {}
         self._gaps = False
-        self._done = False
-        self.turn = threading.RLock()
-        """The lock for callers that use one transaction from several Python threads."""
+        self._held_rows = self._held_bytes = 0
+        self.known_tips: dict[Any, Any] = {}
+        """The tips of threads after the transaction's last write to them, by the `Known` of the thread: hints."""
         self.after_commit: list[Callable[[], None]] = []
         self.after_drop: list[Callable[[], None]] = []
 
@@ -61,35 +86,69 @@ class Overlay:
         """Drop the writes of the block if the block raises an exception; earlier writes of the transaction stay."""
         before = {name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict | set)}
         before["_rows"] = {no: rows.copy() for no, rows in self._rows.items()}
+        self._parts += 1
         try:
             yield
         except BaseException:
             vars(self).update(before)
             raise
+        finally:
+            self._parts -= 1
 
     # -- the end ------------------------------------------------------------------------------------
 
-    def finish(self, *, commit: bool) -> None:
-        """End the transaction: write all its changes as one batch, or drop them."""
+    def finish(self, *, commit: bool) -> dict[Any, Any]:
+        """End the transaction: write all its changes as one batch, or drop them. Return the tips of written threads."""
+        if self._failed is not None and commit:
+            raise self._failed
         self._done = True
         if not commit:
             self._drop()
-            return
+            return {}
+        return self._settle()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the overlay holds a piece of a bulk block that is to be written now."""
+        full = self._held_rows >= PIECE_ROWS or self._held_bytes >= PIECE_BYTES
+        return full and self.bulk and not self._parts
+
+    def flush(self) -> dict[Any, Any]:
+        """Write the piece of a bulk block, and begin the next one. Return the tips of written threads."""
+        try:
+            return self._settle()
+        except BaseException as error:
+            self._done, self._failed = True, error
+            raise
+
+    def _settle(self) -> dict[Any, Any]:
+        """Write all changes as one batch, then forget them; return the tips, with the real numbers of new threads."""
         changes = (self._rows, self._renewed, self._hidden, self._shown, self._tags, self._pins, self._untouched)
+        numbers: tuple[int, ...] = ()
         if any(changes):
             try:
-                self._write()
+                numbers = self._write()
             except BaseException:
                 self._drop()
                 raise
         for action in self.after_commit:
             action()
+        tips = {known: self._real(tip, numbers) for known, tip in self.known_tips.items()}
+        self._first += len(self._created)
+        self._begin()
+        return tips
 
-    def _write(self) -> None:
+    def _real(self, tip: Any, numbers: tuple[int, ...]) -> Any:
+        record: ThreadRecord = tip.record
+        if record.no >= 0:
+            return tip
+        return tip._replace(record=record._replace(no=numbers[record.no - self._first]))
+
+    def _write(self) -> tuple[int, ...]:
         batch = Batch(
             threads=tuple(self._created),
-            renew=tuple((_in_batch(no), new) for no, new in self._renewed.items()),
-            rows=tuple((_in_batch(no), row) for no, rows in self._rows.items() for row in rows),
+            renew=tuple((self._in_batch(no), new) for no, new in self._renewed.items()),
+            rows=tuple((self._in_batch(no), row) for no, rows in self._rows.items() for row in rows),
             gaps=self._gaps,
             chunks=tuple(self._chunks.items()),
             touch=tuple(self._touched - self._chunks.keys()),
@@ -97,18 +156,18 @@ class Overlay:
             newest=tuple(self._newest.items()),
             tags=tuple((no, seq, tags) for (no, seq), tags in self._tagged.items()),
             pins=tuple((no, seq, holders) for (no, seq), holders in self._pinned.items()),
-            hide=tuple((_in_batch(no), seq) for no, seq in self._hidden),
+            hide=tuple((self._in_batch(no), seq) for no, seq in self._hidden),
             show=tuple(self._shown),
-            tag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if there),
-            untag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if not there),
-            pin=tuple((_in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if there),
-            unpin=tuple((_in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if not there),
-            untouch=tuple((_in_batch(no), seq) for no, seq in self._untouched.items()),
+            tag=tuple((self._in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if there),
+            untag=tuple((self._in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if not there),
+            pin=tuple((self._in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if there),
+            unpin=tuple((self._in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if not there),
+            untouch=tuple((self._in_batch(no), seq) for no, seq in self._untouched.items()),
             after=tuple(self._after.items()),
         )
         while True:
             try:
-                self._below.commit(batch)
+                return self._below.commit(batch)
             except MissingChunks as error:
                 missing = {digest: self._spare[digest] for digest in error.digests if digest in self._spare}
                 if len(missing) < len(error.digests):
@@ -118,8 +177,10 @@ class Overlay:
                 batch = batch._replace(chunks=(*batch.chunks, *chunks), touch=touch)
             except (Stale, Vanished) as error:
                 raise _refused("another writer wrote to a thread of this transaction") from error
-            else:
-                return
+
+    def _in_batch(self, no: int) -> int:
+        """Return the number of a thread in the transaction's batch: -1, -2 ... for threads that it creates."""
+        return self._first - no - 1 if no < 0 else no
 
     def spare(self, chunks: Mapping[bytes, Callable[[], bytes]]) -> None:
         """Add functions that make the bytes of chunks that the store has, in case gc removes them before the end."""
@@ -136,20 +197,26 @@ class Overlay:
         """
         if self._done:
             raise Unavailable("this transaction has ended", code="unavailable.closed")
-        settled = settle(self, batch)
+        if is_one_row(batch) and self._append(*batch.rows[0]):
+            return ()
+        settled = settle(self, batch, self._is_taken)
         if settled is not None:
             return settled
-        first = _FIRST + len(self._created)
+        first = self._first + len(self._created)
         numbers = tuple(range(first, first + len(batch.threads)))
         own = resolve(batch, numbers)
         self._gaps |= batch.gaps
-        self._created += batch.threads
+        for no, new in zip(numbers, batch.threads, strict=True):
+            self._created.append(new)
+            self._by_name[new.space, new.name] = self._by_uid[new.uid] = no
         self._renewed.update(own.renew)
         for no, op_id in batch.after:
             self._follow(no, op_id)
         for no, row in own.rows:
-            self._rows.setdefault(no, []).append(row if row.payload is not None else row._replace(payload=b""))
-        self._chunks |= dict(reversed(batch.chunks)) | self._chunks  # the first bytes of a digest win
+            self._hold(self._rows.setdefault(no, []), row)
+        for digest, data in batch.chunks:
+            self._held_bytes += len(data)
+            self._chunks.setdefault(digest, data)
         self._touched.update(batch.touch)
         self._visible.update(pair for pair in batch.visible if pair not in self._shown and not self._own(*pair))
         for no, seq in batch.newest:
@@ -159,6 +226,27 @@ class Overlay:
         self._mark(own)
         self._untouch(own)
         return numbers
+
+    def _is_taken(self, new: NewThread) -> bool:
+        """Tell whether the transaction has created a thread with this name or uid. The store is asked at the end."""
+        return (new.space, new.name) in self._by_name or new.uid in self._by_uid
+
+    def _append(self, no: int, row: Row) -> bool:
+        """Add a row to a thread that the transaction has written to; False if it has not, or the row does not follow.
+
+        Most writes of a transaction are like this, so they need no other checks.
+        """
+        rows = self._rows.get(no)
+        if not rows or rows[-1].seq + 1 != row.seq:
+            return False
+        self._hold(rows, row)
+        return True
+
+    def _hold(self, rows: list[Row], row: Row) -> None:
+        payload = row.payload or b""
+        self._held_rows += 1
+        self._held_bytes += len(payload)
+        rows.append(row if row.payload is not None else row._replace(payload=payload))
 
     def _mark(self, batch: Batch) -> None:
         """Apply the rows that a batch hides, shows, tags and pins."""
@@ -212,21 +300,17 @@ class Overlay:
     # -- reading through ------------------------------------------------------------------------------
 
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
-        for at, new in enumerate(self._created):
-            if (new.space, new.name) == (space, name):
-                return self._renew(ThreadRecord(_FIRST + at, *new))
-        return self._renew(self._below.find_thread(space, name))
+        no = self._by_name.get((space, name))
+        return self._renew(self._below.find_thread(space, name)) if no is None else self.thread(no)
 
     def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
-        for at, new in enumerate(self._created):
-            if new.uid == uid:
-                return self._renew(ThreadRecord(_FIRST + at, *new))
-        return self._renew(self._below.thread_with_uid(uid))
+        no = self._by_uid.get(uid)
+        return self._renew(self._below.thread_with_uid(uid)) if no is None else self.thread(no)
 
     def thread(self, no: int) -> ThreadRecord | None:
         if no >= 0:
             return self._renew(self._below.thread(no))
-        own = no - _FIRST
+        own = no - self._first
         return self._renew(ThreadRecord(no, *self._created[own])) if 0 <= own < len(self._created) else None
 
     def _renew(self, record: ThreadRecord | None) -> ThreadRecord | None:
@@ -285,7 +369,7 @@ class Overlay:
 
     def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
         records = [*self._below.threads_named(space, names).values()]
-        records += [ThreadRecord(_FIRST + at, *new) for at, new in enumerate(self._created) if new.space == space]
+        records += [ThreadRecord(self._first + at, *new) for at, new in enumerate(self._created) if new.space == space]
         wanted = set(names)
         return {record.name: self._renew(record) or record for record in records if record.name in wanted}
 
@@ -305,7 +389,7 @@ class Overlay:
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         below = self._below.thread_numbers(after, limit) if after >= 0 else []
-        own = range(_FIRST, _FIRST + len(self._created))  # last: they will get the highest numbers
+        own = range(self._first, self._first + len(self._created))  # last: they will get the highest numbers
         return [*below, *(no for no in own if after >= 0 or no > after)][:limit]
 
     def newest(self, thread: int) -> Row | None:
@@ -406,8 +490,3 @@ def _changed(
             elif not there:
                 below[seq] = tuple(other for other in others if other != mark)
     return {seq: each for seq, each in below.items() if each}
-
-
-def _in_batch(no: int) -> int:
-    """Return the number of a thread in the transaction's batch: -1, -2 ... for threads that it creates."""
-    return _FIRST - no - 1 if no < 0 else no

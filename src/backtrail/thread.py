@@ -102,13 +102,12 @@ class Handle(Generic[S]):
         No read, if the caller has just read that row.
         """
         session = self._engine.session
-        known = self._known_tip(session)
-        if known is not None and session.reader.is_current(known, newest):
-            return known
-        return session.reader.tip(self._key.space, self._key.name)
+        return self._current_tip(session, newest) or session.reader.tip(self._key.space, self._key.name)
 
-    def _known_tip(self, session: Session) -> Tip | None:
-        return self._engine.known_tip(self._shared) if session.overlay is None else None
+    def _current_tip(self, session: Session, newest: Row | None = None) -> Tip | None:
+        """Return the known tip of the thread, if it is still the tip; otherwise None. One read."""
+        known = self._engine.known_tip(self._shared)
+        return known if known is not None and session.reader.is_current(known, newest) else None
 
     def _readable(self) -> Tip | None:
         """Return the tip of the thread, or a readable older tip if its head is lost; None if there is no thread."""
@@ -217,7 +216,9 @@ class Handle(Generic[S]):
             else:
                 group.tips[shared] = tip
         else:
-            tip = session.writer.save(self._key, propose, meta, expected, None, find)
+            known = session.overlay.known_tips.get(shared) or self._current_tip(session)
+            tip = session.writer.save(self._key, propose, meta, expected, known, find)
+            session.overlay.known_tips[shared] = tip
             undo = session.overlay.after_drop
         head = tip.head
         if head is None:
@@ -225,6 +226,7 @@ class Handle(Generic[S]):
         # After an append to a head that this caller has not read, the caller's next save must still conflict.
         if expected.head != ANY or before in (ANY, head.parent):
             _set_expectation(expectation, head, undo)
+        engine.wrote(session)
         return Checkpoint(head, tip.record, meta.tags, self._types, self._type, self._load_written)
 
     def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> Expect:
@@ -628,7 +630,7 @@ class Thread(Handle[S]):
         labels = {each for each in given if each is not None}
         tag = check_text(tag, "tag")
         session = self._engine.session
-        reader, known = session.reader, self._known_tip(session)
+        reader, known = session.reader, self._engine.known_tip(self._shared)
         record = known.record if known else reader.backend.find_thread(self._key.space, self._key.name)
         if record is None:
             return []

@@ -123,20 +123,23 @@ class _Work:
 class Transaction:
     """`with store.transaction():`. It belongs to the thread or task that enters it, and is written when the block ends.
 
+    With `bulk` it is `with store.bulk():`, which is also written whenever it holds many rows.
+
     Ctrl-C can arrive just before `__exit__` runs. Then the `with` statement drops the only reference to this object,
     and `__del__` drops the transaction.
     """
 
-    __slots__ = ("_desk", "_engine", "_me")
+    __slots__ = ("_bulk", "_desk", "_engine", "_me")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, bulk: bool = False) -> None:
         self._engine = engine
+        self._bulk = bulk
         self._me: object = None
         self._desk: Session | None = None
 
     def __enter__(self) -> None:
         self._me = me = self._engine.owner()
-        self._desk = session = self._engine.session_for(me)
+        self._desk = session = self._engine.session_for(me, bulk=self._bulk)
         self._engine.opened[me] = session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -212,14 +215,24 @@ class Engine:
         return self._known.get((space, name)) or self._known.setdefault((space, name), Known())
 
     def known_tip(self, known: Known) -> Tip | None:
-        """Return the known tip of a thread, including writes of the calling thread's open group; None if unknown."""
+        """Return the known tip of a thread, including writes of the caller's open transaction or group; None if unknown.
+        """
+        overlay = self.session.overlay if self.opened else None
+        if overlay is not None and known in overlay.known_tips:
+            tip: Tip = overlay.known_tips[known]
+            return tip
         group = self._calling.group
         return known.tip if group is None else group.tips.get(known, known.tip)
 
     def keep_tip(self, known: Known, tip: Tip) -> None:
-        """Set the known tip of a thread after a write. Not in a transaction, whose writes are not in the store yet."""
-        if self.session.overlay is not None:
-            return
+        """Set the known tip of a thread after a write, for the caller's transaction or group only if it has one."""
+        overlay = self.session.overlay
+        if overlay is not None:
+            overlay.known_tips[known] = tip
+        else:
+            self._publish(known, tip)
+
+    def _publish(self, known: Known, tip: Tip) -> None:
         group = self._calling.group
         if group is None:
             known.tip = tip
@@ -260,11 +273,11 @@ class Engine:
 
     # -- transactions -----------------------------------------------------------------------------
 
-    def session_for(self, me: object) -> Session:
+    def session_for(self, me: object, *, bulk: bool = False) -> Session:
         """Return the session of a new transaction; the caller adds it to `opened`."""
         if self.session is not self._direct:
             raise Invalid("a transaction is open already in this thread or task", code="invalid.transaction")
-        overlay = Overlay(self.backend)
+        overlay = Overlay(self.backend, bulk=bulk)
         reader = LogReader(overlay, self.types, self.options, self._direct.reader.clock)
         reader.cache = self._direct.reader.cache
         examined: dict[int, Examined | None] = {}  # published when the transaction is written
@@ -280,14 +293,22 @@ class Engine:
         """Commit a transaction, or drop it. The caller has removed it from `opened`."""
         mine = session.owner is not None and session.owner() is current()
         if session.overlay is not None:
-            session.overlay.finish(commit=commit and mine)
+            undo = session.overlay.after_drop
+            for known, tip in session.overlay.finish(commit=commit and mine).items():
+                self._publish(known, tip)
             if self._calling.group is not None and commit:
-                self._calling.group.undo += session.overlay.after_drop  # the group may still be dropped
+                self._calling.group.undo += undo  # the group may still be dropped
         if not mine and commit:
             raise Invalid(
                 "the transaction ended in another thread or task than it began in; nothing was written",
                 code="invalid.transaction",
             )
+
+    def wrote(self, session: Session) -> None:
+        """Write a piece of the caller's bulk block, if it is large enough; called after each of its writes."""
+        if session.overlay is not None and session.overlay.is_full:
+            for known, tip in session.overlay.flush().items():
+                self._publish(known, tip)
 
     def atomic(self, work: Callable[[Session], T]) -> T:
         """Call `work` and make its writes atomic: in the caller's open transaction, or in a new one.
@@ -301,10 +322,12 @@ class Engine:
             mark = len(undo)
             try:
                 with session.overlay.part():
-                    return work(session)
+                    done = work(session)
             except BaseException:
                 forget(undo[mark:])
                 raise
+            self.wrote(session)
+            return done
         until = time.monotonic() + PATIENCE
         tries = 0
         while True:

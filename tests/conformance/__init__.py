@@ -54,7 +54,7 @@ from tests.conformance.salvage import Salvaging
 from tests.conformance.saves import Missing, Saving
 from tests.conformance.search import Messages, Queries
 from tests.conformance.time_travel import Forks, Rewinds
-from tests.conformance.transactions import Transactions
+from tests.conformance.transactions import BulkWrites, Transactions
 from tests.conformance.typed import Typed, Upcasting
 from tests.conformance.upkeep import Collecting, Verifying
 from tests.conformance.watch import Watching, WatchingAll
@@ -84,6 +84,7 @@ class StoreConformance(
     Expecting,
     Appending,
     Lending,
+    BulkWrites,
     Transactions,
     Groups,
     MaxCheckpoints,

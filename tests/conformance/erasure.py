@@ -135,8 +135,8 @@ class Erasing(Suite):
                     store.conversations.append(f"c{n}", Message.user("x"))
         begin = Overlay.__init__
 
-        def counted(self: Overlay, *args: Any) -> None:
-            begin(self, *args)
+        def counted(self: Overlay, *args: Any, **options: Any) -> None:
+            begin(self, *args, **options)
             self._hidden, self._shown = _Counted(), _Counted()
 
         _Counted.seen = 0

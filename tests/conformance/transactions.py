@@ -1,15 +1,16 @@
-"""Transactions: writes to several threads, all of them or none."""
+"""Transactions: writes to several threads, all of them or none. Bulk blocks: many writes, piece by piece."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
-from backtrail import Conflict, Invalid, NotFound
-from tests.conformance.base import Suite, fill, head, states, steps
+from backtrail import Conflict, Invalid, NotFound, Unavailable, overlay
+from tests.conformance.base import Opener, Suite, fill, head, states, steps
 
 if TYPE_CHECKING:
     from backtrail import Store, Thread
@@ -286,3 +287,80 @@ class Transactions(Suite):
         assert head(store.thread("b")).state == {"n": 2}
         assert head(store.thread("c")).state == state
         assert store.verify().ok
+
+
+class BulkWrites(Suite):
+    """`store.bulk()`: written in pieces, all of it durable at the end of the block."""
+
+    @pytest.fixture(autouse=True)
+    def small_pieces(self) -> Any:
+        with mock.patch.object(overlay, "PIECE_ROWS", 10):
+            yield
+
+    def test_bulk_writes_equal_single_writes(self, store: Store) -> None:
+        with store.bulk():
+            threads = [store.thread(f"t{n}", agent="a") for n in range(7)]
+            for thread in threads:
+                thread.save({"messages": []}, label="first", tags=["x"])
+            for n in range(5):
+                for thread in threads:
+                    thread.append("messages", {"content": f"{thread.id} {n}" * 20})
+            threads[0].rewind("@~2")
+            threads[0].append("messages", "after the rewind")
+            threads[1].fork("fork", at="@-")
+        expected = [{"content": f"t6 {n}" * 20} for n in range(5)]
+        assert head(store.thread("t6")).state == {"messages": expected}
+        assert len(head(store.thread("t0")).state["messages"]) == 4
+        assert len(head(store.thread("fork")).state["messages"]) == 4
+        assert store.thread("t6").load("first").tags == ("x",)
+        threads[6].append("messages", "later")
+        assert steps(store.thread("t6").history()) == [1, 2, 3, 4, 5, 6, 7]
+        assert store.verify().ok
+
+    def test_full_pieces_are_stored_before_the_end(self, opener: Opener) -> None:
+        with opener() as store, opener() as other:
+            with store.bulk():
+                log = store.thread("log")
+                log.save({"l": []})
+                for n in range(24):
+                    log.append("l", n)
+                assert head(log).state == {"l": list(range(24))}
+                assert head(other.thread("log")).state == {"l": list(range(19))}
+            assert head(other.thread("log")).state == {"l": list(range(24))}
+
+    def test_an_exception_leaves_a_beginning(self, store: Store) -> None:
+        log = store.thread("log")
+        with pytest.raises(RuntimeError), store.bulk():
+            log.save({"l": []})
+            for n in range(24):
+                log.append("l", n)
+            raise RuntimeError
+        assert head(log).state == {"l": list(range(19))}
+        log.append("l", "next")
+        assert head(log).state == {"l": [*range(19), "next"]}
+
+    def test_another_writer_makes_the_piece_conflict(self, opener: Opener) -> None:
+        with opener() as store, opener() as other:
+            log = store.thread("log")
+            log.save({"l": []})
+            with pytest.raises(Conflict), store.bulk():
+                for n in range(14):
+                    log.append("l", n)
+                other.thread("log").append("l", "theirs")
+                for n in range(14, 30):
+                    log.append("l", n)
+            assert head(log).state == {"l": [*range(10), "theirs"]}
+            with pytest.raises(Conflict) as raised, store.bulk():
+                log.append("l", "mine")
+                other.thread("log").append("l", "theirs, too")
+            assert raised.value.code == "conflict.transaction"
+
+    def test_refused_piece_ends_the_block(self, opener: Opener) -> None:
+        with opener() as store, opener() as other, pytest.raises(Conflict), store.bulk():
+            store.thread("log").save({"l": []})
+            other.thread("log").save({"l": ["theirs"]})
+            with pytest.raises(Conflict):
+                for n in range(10):
+                    store.thread("log").append("l", n)
+            with pytest.raises(Unavailable):
+                store.thread("b").save({})

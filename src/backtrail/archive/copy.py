@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from backtrail.archive.export import export
-from backtrail.archive.import_ import import_
+from backtrail.archive.import_ import import_archive
 from backtrail.archive.reader import Archive
 from backtrail.atomic_file import temporary
 from backtrail.backends.port import SEALED
@@ -96,8 +96,8 @@ def copy_engine(
     with temporary() as folder:
         path = folder / "copy"
         export(source, path, secret=secret, progress=progress)
-        with target() as engine, Archive(path, secret=secret) as archive:
-            report = import_(engine, path, progress, secret=secret)
+        with target() as engine, Archive(path, progress, secret=secret) as archive:
+            report = import_archive(engine, archive, progress, verified=True)
             backend = engine.reader.backend
             copied = [entry for entry in archive.entries if entry.thread[:2] not in report.refused]
             count = sum(_count_equal(backend, archive, entry) for entry in copied)

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
     from backtrail.archive.envelope import Secret
     from backtrail.archive.format import ThreadEntry
-    from backtrail.backends.port import Backend
+    from backtrail.backends.port import Backend, NewThread
     from backtrail.engine.manifests import Manifest, ManifestInfo, Needs
     from backtrail.transaction import Engine
 
     Progress = Callable[[str, int], None]
 
-_PAGE_ROWS: Final = 500
+_PAGE_ROWS: Final = 1000
 _PAGE_BYTES: Final = 4 << 20
 _LARGE: Final = 1 << 30
 _DENSEST: Final = 1024
@@ -70,6 +70,18 @@ _WRITING: Final = "progress callbacks must not use the store during an import: u
 def import_(engine: Engine, path: Any, progress: Progress | None, *, secret: Secret | None = None) -> ImportReport:
     """Import all threads of an export file into a store, or raise and write nothing. `secret` opens the file."""
     check_progress(progress)
+    with Archive(path_of(path), progress, secret=secret) as archive:
+        return import_archive(engine, archive, progress)
+
+
+def import_archive(
+    engine: Engine, archive: Archive, progress: Progress | None, *, verified: bool = False
+) -> ImportReport:
+    """Import all threads of an opened archive into a store, or raise and write nothing.
+
+    `verified`: this process has just written the file, and checked every state of it. So the states of new threads
+    are not checked again.
+    """
     reader = engine.outside()
 
     def writing(what: str, count: int) -> None:
@@ -77,8 +89,7 @@ def import_(engine: Engine, path: Any, progress: Progress | None, *, secret: Sec
             with engine.barred(_WRITING):
                 progress(what, count)
 
-    with Archive(path_of(path), progress, secret=secret) as archive:
-        counts = _import(reader, archive, progress, writing)
+    counts = _import(reader, archive, progress, writing, verified=verified)
     remains = None
     if counts.erased:
         engine.forget()
@@ -110,7 +121,9 @@ class _Counts(NamedTuple):
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def _import(reader: StoreReader, archive: Archive, progress: Progress | None, writing: Progress) -> _Counts:
+def _import(
+    reader: StoreReader, archive: Archive, progress: Progress | None, writing: Progress, *, verified: bool
+) -> _Counts:
     """Import an opened archive: an optimistic retry loop. `writing` reports progress while the group is open."""
     until = time.monotonic() + PATIENCE
     tries = 0
@@ -120,7 +133,7 @@ def _import(reader: StoreReader, archive: Archive, progress: Progress | None, wr
             every = _with_refused_forks(reader.backend, [plan_of(reader.backend, archive, e) for e in archive.entries])
             refused = [plan for plan in every if plan.refused]
             plans = [plan for plan in every if plan.has_changes]
-            shared = _Shared()
+            shared = _Shared(verified)
             for count, plan in enumerate(plans, 1):
                 _StateCheck(reader, archive, plan, shared).run()
                 if progress:
@@ -454,6 +467,8 @@ def _roots(backend: Backend, record: ThreadRecord, seqs: Iterable[int]) -> dict[
 class _Shared:
     """The results that the state checks of all threads share."""
 
+    verified: bool
+    """Whether the states of the file were checked before."""
     good: set[bytes] = field(default_factory=set)
     """The digests of chunks that were read and are sound."""
     weights: dict[bytes, int] = field(default_factory=dict)
@@ -541,7 +556,8 @@ class _StateCheck:
 
     def _require_state(self, row: Row) -> None:
         chunks = self._shared.chunks
-        why = self._reading.reason(row, self._shared.good) or self._too_large(row)
+        trusted = self._shared.verified and self._plan.record is None
+        why = None if trusted else self._reading.reason(row, self._shared.good) or self._too_large(row)
         try:
             chunks.update(dict.fromkeys(gc.chunks_below(self._reader.nodes(), row, chunks)))
         except Corrupt as error:
@@ -640,10 +656,12 @@ def _write(
                 erase.create_erased(reader, plan.entry.thread, plan.entry.newest + 1)
         chunks = _put(reader, archive, list(shared.chunks))
         rows = checkpoints = 0
+        batches = _Batches(reader.backend)
         for plan in plans:
-            written, saved = _ThreadWriter(reader, archive, plan).write()
+            written, saved = _ThreadWriter(reader, archive, plan, batches).write()
             rows, checkpoints = rows + written, checkpoints + saved
             writing("rows", rows)
+        batches.flush()
         for needs in shared.agents:
             needs.pin(reader.backend)
         erase.tag_holders(reader, [plan.names for plan in refused])
@@ -682,11 +700,60 @@ def _put(reader: StoreReader, archive: Archive, needed: list[bytes]) -> int:
     return count
 
 
+class _Batches:
+    """Joins the batches of small threads, so that one commit writes the rows of many threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._waiting: list[Batch] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def add(self, batch: Batch) -> None:
+        """Write a batch later. It creates at most one thread, and has no gaps."""
+        self._waiting.append(batch)
+        self._rows += len(batch.rows)
+        self._bytes += sum(len(row.payload or b"") for _, row in batch.rows)
+        if self._rows >= _PAGE_ROWS or self._bytes > _PAGE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting batches as one."""
+        threads: list[NewThread] = []
+        rows, tag, pin = [], [], []
+        newest: list[tuple[int, int]] = []
+        for batch in self._waiting:
+            threads += batch.threads
+            no = -len(threads) if batch.threads else batch.rows[0][0]
+            rows += [(no, row) for _, row in batch.rows]
+            tag += [(no, seq, word) for _, seq, word in batch.tag]
+            pin += [(no, seq, holder) for _, seq, holder in batch.pin]
+            newest += batch.newest
+        _require_absent(self._backend, threads)
+        if rows:
+            self._backend.commit(
+                Batch(
+                    threads=tuple(threads), rows=tuple(rows), tag=tuple(tag), pin=tuple(pin), newest=tuple(newest)
+                )
+            )
+        self._waiting, self._rows, self._bytes = [], 0, 0
+
+
+def _require_absent(backend: Backend, threads: Sequence[NewThread]) -> None:
+    """Raise `Stale` if another process has imported one of the threads, so that it counts as that process's work."""
+    names: dict[str, list[str]] = {}
+    for new in threads:
+        names.setdefault(new.space, []).append(new.name)
+    if any(backend.threads_named(space, listed) for space, listed in names.items()):
+        raise Stale
+
+
 class _ThreadWriter:
     """Writes the plan of one thread."""
 
-    def __init__(self, reader: StoreReader, archive: Archive, plan: ThreadPlan) -> None:
+    def __init__(self, reader: StoreReader, archive: Archive, plan: ThreadPlan, batches: _Batches) -> None:
         self._backend = reader.backend
+        self._batches = batches
         self._compress = reader.options.compression
         self._archive = archive
         self._plan = plan
@@ -701,8 +768,6 @@ class _ThreadWriter:
         plan = self._plan
         if plan.record is not None:
             self._change()
-        elif self._backend.thread_with_uid(plan.entry.uid) is not None:
-            raise Stale  # another process has imported the thread
         for page in self._pages():
             self._append(page)
         return self._rows, self._checkpoints
@@ -753,16 +818,19 @@ class _ThreadWriter:
         new = () if self._no else (self._plan.entry.thread,)
         no = self._no or -1
         tags = self._plan.entry.tags
-        created = self._backend.commit(
-            Batch(
-                threads=new,
-                rows=tuple((no, row) for row in page),
-                tag=tuple((no, row.seq, word) for row in page for word in tags_in(tags.get(row.seq, ()))),
-                pin=tuple((no, row.seq, holder) for row in page for holder in pins_in(tags.get(row.seq, ()))),
-                newest=() if new else ((no, self._last),),
-                gaps=page[-1].seq - self._last > len(page),
-            )
+        batch = Batch(
+            threads=new,
+            rows=tuple((no, row) for row in page),
+            tag=tuple((no, row.seq, word) for row in page for word in tags_in(tags.get(row.seq, ()))),
+            pin=tuple((no, row.seq, holder) for row in page for holder in pins_in(tags.get(row.seq, ()))),
+            newest=() if new else ((no, self._last),),
+            gaps=page[-1].seq - self._last > len(page),
         )
         self._last = page[-1].seq
+        if self._last == self._plan.entry.newest and not batch.gaps:
+            self._batches.add(batch)
+            return
+        _require_absent(self._backend, new)
+        created = self._backend.commit(batch)
         if new:
             self._no = created[0]

@@ -38,7 +38,7 @@ from backtrail.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from backtrail.backends.port import IndexEntry, Phrase, Row, Splice, ThreadRecord
+    from backtrail.backends.port import IndexEntry, NewThread, Phrase, Row, Splice, ThreadRecord
 
 T = TypeVar("T", bound=tuple[Any, ...])
 _PAGE = 1000
@@ -48,13 +48,16 @@ _ALL = [(1, (1 << 63) - 1)]
 # -- the rules of a batch -----------------------------------------------------------------------------
 
 
-def settle(store: Reader, batch: Batch) -> tuple[int, ...] | None:
+def settle(
+    store: Reader, batch: Batch, is_taken: Callable[[NewThread], bool] | None = None
+) -> tuple[int, ...] | None:
     """Return None if the batch must be written; if it was written before, return the result of that `commit`.
 
     Raise `Stale`, `Vanished` or `MissingChunks` if the batch is refused. The caller must lock out other writers.
+    `is_taken` tells whether a new thread's name or uid is taken; None: the store is asked.
     """
     try:
-        check(store, batch)
+        check(store, batch, is_taken)
     except (Stale, Vanished, MissingChunks):
         numbers = _repeated(store, batch)
         if numbers is None:
@@ -88,7 +91,7 @@ def _number(no: int, created: Sequence[int]) -> int:
     return created[-no - 1] if -len(created) <= no < 0 else no
 
 
-def check(store: Reader, batch: Batch) -> None:
+def check(store: Reader, batch: Batch, is_taken: Callable[[NewThread], bool] | None = None) -> None:
     """Raise `Stale`, `Vanished` or `MissingChunks` unless the store meets all requirements of the batch."""
     last = _last_seqs(store, {no for no, _ in (*batch.newest, *batch.rows)})
     if any(last.get(no) != seq for no, seq in batch.newest):
@@ -96,7 +99,7 @@ def check(store: Reader, batch: Batch) -> None:
     if batch.visible or batch.show:
         _check_shown(store, batch)
     if batch.threads:
-        _check_threads(store, batch)
+        _check_threads(store, batch, is_taken)
     _check_rows(batch, last)
     missing = frozenset(batch.touch) - {digest for digest, _ in batch.chunks} if batch.touch else frozenset()
     if missing and (missing := missing - store.present(tuple(missing))):
@@ -120,11 +123,14 @@ def _check_shown(store: Reader, batch: Batch) -> None:
             raise Vanished(*place)
 
 
-def _check_threads(store: Reader, batch: Batch) -> None:
+def _check_threads(store: Reader, batch: Batch, is_taken: Callable[[NewThread], bool] | None) -> None:
     names, uids = {(new.space, new.name) for new in batch.threads}, {new.uid for new in batch.threads}
     if min(len(names), len(uids)) < len(batch.threads):
         raise Stale
-    if any(store.find_thread(*name) for name in names) or any(map(store.thread_with_uid, uids)):
+    if is_taken is not None:
+        if any(map(is_taken, batch.threads)):
+            raise Stale
+    elif any(store.find_thread(*name) for name in names) or any(map(store.thread_with_uid, uids)):
         raise Stale
 
 
