@@ -577,12 +577,12 @@ def test_http_serves_a_store_to_those_with_the_token(tmp_path):
     async def main():
         async with http_server(tmp_path / "agents.db") as (url, token):
             headers = {"Authorization": f"Bearer {token}"}
-            async with httpx2.AsyncClient(headers=headers) as http:
+            async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
                 for mode in ("auto", "legacy"):
                     async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
                         arguments = {"agent_id": "a", "conversation_id": mode, "messages": []}
                         assert not (await client.call_tool("conversation_save", arguments)).is_error
-            async with httpx2.AsyncClient() as http:
+            async with httpx2.AsyncClient(timeout=60) as http:
                 refused = await http.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
                 assert refused.status_code == 401
                 other = await http.post(url, headers={**headers, "Host": "evil.example"}, json={})
