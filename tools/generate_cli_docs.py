@@ -42,7 +42,7 @@ URL = "sqlite:///agents.db"
 COLUMNS = 100
 _START = 1_790_000_000.0
 INSTALLED = {
-    "backtrail": "0.1.0",
+    "backtrail": "0.2.0",
     "python": "3.13.1",
     "system": "Linux-6.12-x86_64",
     "sqlite": "3.54.1",

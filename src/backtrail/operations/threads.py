@@ -292,7 +292,7 @@ def activity(
     until = until if time is None else time + dt.timedelta(microseconds=1)
     found = store.activity(agent=agent_id, kind=kind, since=since, until=until)
     rest = found if last is None else _after(found, last, time)
-    entries, more = page((_checkpoint_entry(each.thread_kind, each) for each in rest), limit)
+    entries, more = page((_checkpoint_entry(each.thread_kind or "thread", each) for each in rest), limit)
     end = entries[-1] if more else None
     return {
         "checkpoints": entries,
