@@ -64,6 +64,20 @@ def test_column_of_another_type_or_value_is_damage(field, root):
             assert opened._replace(hidden=False) == plain
 
 
+def test_row_without_a_record_is_read():
+    """As versions wrote it before rows were bound to the records of their threads."""
+    cipher, uid = ThreadCipher({1: bytes(32)}, 1), b"12345678"
+    plain = log.checked(row(3, root=bytes(32), extra=b"extra", op_id=bytes(16)), uid)
+    sealed = cipher.seal(plain, b"a record")
+    place, columns = (3).to_bytes(8, "big"), ormsgpack.packb((*plain[:15], plain.op_id))
+    meta = bytes((32, len(plain.check))) + plain.root + plain.check + plain.extra
+    older = b"\x01\x01" + AESGCMSIV(bytes(32)).encrypt(place + b"meta", meta, columns)
+    assert cipher.open(sealed._replace(root=older)) == (plain, b"")
+    assert not cipher.is_current(sealed._replace(root=older))
+    for forged in (b"\x02" + older[1:], b"\x01" + sealed.root[1:]):
+        assert not log.is_sound(cipher.open(sealed._replace(root=forged))[0], uid)
+
+
 def test_store_is_read_by_hand(tmp_path):
     with backtrail.open(tmp_path / "s.db", key=KEY, compression=False) as store:
         thread = store.thread("t")
@@ -89,8 +103,8 @@ def test_store_is_read_by_hand(tmp_path):
     for values, wanted in zip(rows, plain, strict=True):
         *columns, root, op_id, extra, payload = values
         place, blob = values[0].to_bytes(8, "big"), root or extra
-        assert (blob[:2], payload[:2], bool(root) and bool(extra)) == (b"\x01\x01", b"\x01\x01", False)
-        meta = cipher.decrypt(place + b"meta", blob[2:], ormsgpack.packb((*columns, op_id)))
+        assert (blob[:2], payload[:2], bool(root) and bool(extra)) == (b"\x02\x01", b"\x01\x01", False)
+        meta = cipher.decrypt(place + b"bind", blob[2:], ormsgpack.packb((*columns, op_id)))
         assert meta[2:10] == bound
         first, second = 10 + meta[0], 10 + meta[0] + meta[1]
         assert (meta[10:first], meta[first:second], meta[second:]) == (wanted.root, wanted.check, wanted.extra)
