@@ -1,5 +1,7 @@
 """The bytes of an encrypted store, read as docs/format.md describes them, without backtrail's own code for it."""
 
+import hashlib
+import os
 import sqlite3
 
 import ormsgpack
@@ -128,3 +130,35 @@ def test_store_is_read_by_hand(tmp_path):
     assert read == len(stored) - 1 > 0
     data.close()
     keyring.close()
+
+
+@pytest.mark.parametrize("secret", [{"key": KEY}, {"passphrase": "caf\u00e9"}], ids=["key", "passphrase"])
+def test_export_is_read_by_hand(secret, tmp_path, monkeypatch):
+    monkeypatch.setattr("backtrail.archive.envelope.SCRYPT_COST", 4)
+    with backtrail.open("memory://") as store:
+        store.thread("t").save({"bytes": os.urandom(150_000)})
+        store.export(tmp_path / "plain")
+        exported = store.export(tmp_path / "sealed", **secret)
+    data = (tmp_path / "sealed").read_bytes()
+    end = 28 + int.from_bytes(data[26:28])
+    assert data[:26] == b"backtrail sealed export 1\n"
+    assert data[end : end + 32] == blake3(data[:end]).digest()
+    name, (kind, *slot, wrapped) = ormsgpack.unpackb(data[28:end])
+    assert name.hex() == exported.id
+    if kind == "key":
+        assert slot == [KEY.id]
+        wrapping = SECRET
+    else:
+        cost, salt = slot
+        wrapping = hashlib.scrypt("caf\u00e9".encode(), salt=salt, n=1 << cost, r=8, p=1, dklen=32)
+    context = b"backtrail sealed export 1 " + name
+    file_key = AESGCMSIV(wrapping).decrypt(wrapped[:12], wrapped[12:], context)
+    cipher = AESGCM(derive(file_key, "frames of an export"))
+    frames = [data[at : at + 65_552] for at in range(end + 32, len(data), 65_552)]
+    plain = b"".join(
+        cipher.decrypt(at.to_bytes(11, "big") + bytes([at == len(frames) - 1]), frame, data[end : end + 32])
+        for at, frame in enumerate(frames)
+    )
+    assert len(frames) == 3
+    assert plain.startswith(b"backtrail export 1\n")
+    assert len(plain) == (tmp_path / "plain").stat().st_size
