@@ -24,6 +24,8 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=//)")
 _HARMLESS: Final = re.compile(r"(host|hostaddr|port|dbname|user|service|pool_size)=[\w.,/%-]*")
 """The parameters of a PostgreSQL URL that hold no secret."""
 _BLANK: Final = re.compile(r"\s*|(?i:sqlite|file):/*\s+")
+KEYS: Final = ".keys"
+"""The end of the name of a keyring in a file or a directory; the rest is that of its store."""
 _WORDS: Final = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 """The start of a libpq connection string of keywords and values, so that it is not taken for a file path."""
 
@@ -132,11 +134,11 @@ def keyring_at(
         if in_postgres(place):
             schema = f"{schema or 'backtrail'}_keys"
         elif place.startswith("file:"):
-            place = place.rstrip("/") + ".keys"
+            place = place.rstrip("/") + KEYS
         elif not place.startswith("memory:"):
             if _registered(place) is not None:
                 raise Invalid("for this kind of store, keyring= must name the keyring's store", code="invalid.argument")
-            place += ".keys"
+            place += KEYS
     if must_exist and not in_postgres(place) and not place.startswith("memory:") and _registered(place) is None:
         directory = directory_of(place)
         if not Path(directory or file_of(place)).exists():

@@ -19,6 +19,7 @@ from backtrail.maintenance import readable, verify
 from tests.backends.file.test_crashes import states
 from tests.faults.test_damage import COLUMNS, Sqlite, _fill, _states
 from tests.support.lab import quick_directory
+from tests.support.sealing import KEY
 
 
 @pytest.fixture
@@ -57,9 +58,9 @@ def means_the_same(value, flipped):
         return False
 
 
-def flip_in_sqlite(path, most):
+def flip_in_sqlite(path, most, **options):
     """Flip so many bits, one after the other; return how many there were, and how many were not found."""
-    opener = partial(backtrail.open, path, durability="relaxed")
+    opener = partial(backtrail.open, path, durability="relaxed", **options)
     _fill(opener)
     with opener() as store:
         good = _states(store)
@@ -72,28 +73,86 @@ def flip_in_sqlite(path, most):
         for table, (where, key), column, value, flipped in found:
             update = f'UPDATE {table} SET "{column}" = ? WHERE {where}'
             patient.run(update, (flipped, *key))
-            with opener() as store:
-                damaged = {damage.checkpoint_id for damage in store.verify().damaged}
-                missed += not damaged and not means_the_same(value, flipped)
-                for identity, state in _states(store).items():
-                    if isinstance(state, backtrail.Corrupt):
-                        missed += not {identity, state.checkpoint_id} & damaged
-                    else:
-                        missed += state != good[identity]
+            if not is_refused(opener, options):
+                missed += is_missed(opener, good, is_same=means_the_same(value, flipped))
             patient.run(update, (value, *key))
     return len(found), missed
 
 
-def test_flipped_bit_in_sqlite_rows_is_found(quick):
-    assert flip_in_sqlite(quick / "s.db", 40) == (40, 0)
+def is_missed(opener, good, *, is_same):
+    """Count what verify does not name, and states that are wrong."""
+    with opener() as store:
+        damaged = {damage.checkpoint_id for damage in store.verify().damaged}
+        missed = int(not damaged and not is_same)
+        for identity, state in _states(store).items():
+            if isinstance(state, backtrail.Corrupt):
+                missed += not {identity, state.checkpoint_id} & damaged
+            else:
+                missed += state != good[identity]
+    return missed
+
+
+def is_refused(opener, options):
+    """Tell whether an encrypted store cannot be opened: the flip is in the mark that names its keyring."""
+    try:
+        opener().close()
+    except (backtrail.Invalid, backtrail.Unavailable) as error:
+        if not options or error.code not in ("invalid.not_encrypted", "invalid.keyring"):
+            raise
+        return True
+    return False
+
+
+@pytest.mark.parametrize("options", [{}, {"key": KEY}], ids=["plain", "encrypted"])
+def test_flipped_bit_in_sqlite_rows_is_found(quick, options):
+    most = 15 if options else 40
+    assert flip_in_sqlite(quick / "s.db", most, **options) == (most, 0)
 
 
 @pytest.mark.torture
-def test_flipped_bit_in_every_sqlite_byte_is_found(quick):
-    flipped, missed = flip_in_sqlite(quick / "s.db", 1 << 30)
-    print(f"sqlite: {flipped} flips, {missed} missed")  # noqa: T201 - for docs/reliability.md
+@pytest.mark.parametrize("options", [{}, {"key": KEY}], ids=["plain", "encrypted"])
+def test_flipped_bit_in_every_sqlite_byte_is_found(quick, options):
+    flipped, missed = flip_in_sqlite(quick / "s.db", 1 << 30, **options)
+    print(f"sqlite {[*options]}: {flipped} flips, {missed} missed")  # noqa: T201 - for docs/reliability.md
     assert flipped > 5000
     assert missed == 0
+
+
+def flip_in_keyring(path, most):
+    """Flip bits of keys; return how many flips made the store or a state unreadable. No state is wrong."""
+    opener = partial(backtrail.open, path, durability="relaxed", key=KEY)
+    _fill(opener)
+    with opener() as store:
+        good = _states(store)
+    rng, hurt = random.Random(4), 0
+    with closing(apsw.Connection(f"{path}.keys")) as connection:
+        stored = connection.execute("SELECT key, payload FROM row").fetchall()
+        found = [(key, value, at) for key, value in stored for at in range(len(value))]
+        for key, value, at in rng.sample(found, min(most, len(found))):
+            flipped = value[:at] + bytes([value[at] ^ 1 << rng.randrange(8)]) + value[at + 1 :]
+            connection.execute("UPDATE row SET payload = ? WHERE key = ?", (flipped, key))
+            try:
+                with opener() as store:
+                    seen = _states(store)
+                wrong = [each for each in good if seen.get(each) != good[each]]
+                assert all(isinstance(seen.get(each), backtrail.Error) for each in wrong)
+                hurt += bool(wrong)
+            except backtrail.Error:
+                hurt += 1
+            connection.execute("UPDATE row SET payload = ? WHERE key = ?", (value, key))
+    with opener() as store:
+        assert _states(store) == good
+    return len(found), hurt
+
+
+def test_flipped_bit_in_the_keyring_never_changes_a_state(quick):
+    assert flip_in_keyring(quick / "s.db", 25)[1] > 20
+
+
+@pytest.mark.torture
+def test_every_flipped_byte_in_the_keyring_never_changes_a_state(quick):
+    flipped, hurt = flip_in_keyring(quick / "s.db", 1 << 30)
+    print(f"keyring: {flipped} flips, {hurt} that hurt")  # noqa: T201 - for docs/reliability.md
 
 
 @pytest.mark.parametrize("column", ["row.label", "tag.tag", "thread.name"])
@@ -123,10 +182,10 @@ def test_seeded_faults_are_found(fault, quick, monkeypatch):
 # -- files, collected ------------------------------------------------------------------------------------
 
 
-def flip_in_files(path, most):
+def flip_in_files(path, most, **options):
     """Flip so many bits, one after the other; return how many checkpoints were read wrong, and how often unnoticed."""
-    url = path.as_uri()
-    with backtrail.open(url) as store:
+    opener = partial(backtrail.open, path.as_uri(), **options)
+    with opener() as store:
         thread = store.thread("t")
         thread.save({"messages": [], "n": 0}, label="start")
         for at in range(2):
@@ -138,7 +197,7 @@ def flip_in_files(path, most):
         store.gc()
         newest = thread.set("n", 4).id
     assert {name.name.partition("-")[0] for name in path.iterdir()} >= {"base", "log"}
-    with backtrail.open(url, read_only=True) as store:
+    with opener(read_only=True) as store:
         good = states(store)
     found = [
         (name, at) for name in sorted(path.iterdir()) for at in range(name.stat().st_size) if "lock" not in str(name)
@@ -148,7 +207,11 @@ def flip_in_files(path, most):
     for name, at in rng.sample(found, min(most, len(found))):
         data = name.read_bytes()
         name.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
-        with backtrail.open(url, read_only=True) as store:
+        if is_refused(partial(opener, read_only=True), options):
+            hurt += 1
+            name.write_bytes(data)
+            continue
+        with opener(read_only=True) as store:
             seen = states(store)
             wrong = {identity for identity in good if seen.get(identity) != good[identity]}
             hurt += bool(wrong)
@@ -162,14 +225,17 @@ def flip_in_files(path, most):
     return hurt, missed
 
 
-def test_flipped_bit_in_files_never_changes_a_state(quick):
-    hurt, missed = flip_in_files(quick / "s", 60)
-    assert hurt > 10
+@pytest.mark.parametrize("options", [{}, {"key": KEY}], ids=["plain", "encrypted"])
+def test_flipped_bit_in_files_never_changes_a_state(quick, options):
+    most = 20 if options else 60
+    hurt, missed = flip_in_files(quick / "s", most, **options)
+    assert hurt > most // 6
     assert missed == 0
 
 
 @pytest.mark.torture
-def test_every_flipped_byte_in_files_never_changes_a_state(quick):
-    hurt, missed = flip_in_files(quick / "s", 1 << 30)
-    print(f"files: {hurt} flips that hurt, {missed} missed")  # noqa: T201 - for docs/reliability.md
+@pytest.mark.parametrize("options", [{}, {"key": KEY}], ids=["plain", "encrypted"])
+def test_every_flipped_byte_in_files_never_changes_a_state(quick, options):
+    hurt, missed = flip_in_files(quick / "s", 1 << 30, **options)
+    print(f"files {[*options]}: {hurt} flips that hurt, {missed} missed")  # noqa: T201 - for docs/reliability.md
     assert missed == 0

@@ -1,5 +1,7 @@
 """The bytes of an encrypted store, read as docs/format.md describes them, without backtrail's own code for it."""
 
+import hashlib
+import os
 import sqlite3
 
 import ormsgpack
@@ -64,6 +66,20 @@ def test_column_of_another_type_or_value_is_damage(field, root):
             assert opened._replace(hidden=False) == plain
 
 
+def test_row_without_a_record_is_read():
+    """As versions wrote it before rows were bound to the records of their threads."""
+    cipher, uid = ThreadCipher({1: bytes(32)}, 1), b"12345678"
+    plain = log.checked(row(3, root=bytes(32), extra=b"extra", op_id=bytes(16)), uid)
+    sealed = cipher.seal(plain, b"a record")
+    place, columns = (3).to_bytes(8, "big"), ormsgpack.packb((*plain[:15], plain.op_id))
+    meta = bytes((32, len(plain.check))) + plain.root + plain.check + plain.extra
+    older = b"\x01\x01" + AESGCMSIV(bytes(32)).encrypt(place + b"meta", meta, columns)
+    assert cipher.open(sealed._replace(root=older)) == (plain, b"")
+    assert not cipher.is_current(sealed._replace(root=older))
+    for forged in (b"\x02" + older[1:], b"\x01" + sealed.root[1:]):
+        assert not log.is_sound(cipher.open(sealed._replace(root=forged))[0], uid)
+
+
 def test_store_is_read_by_hand(tmp_path):
     with backtrail.open(tmp_path / "s.db", key=KEY, compression=False) as store:
         thread = store.thread("t")
@@ -89,8 +105,8 @@ def test_store_is_read_by_hand(tmp_path):
     for values, wanted in zip(rows, plain, strict=True):
         *columns, root, op_id, extra, payload = values
         place, blob = values[0].to_bytes(8, "big"), root or extra
-        assert (blob[:2], payload[:2], bool(root) and bool(extra)) == (b"\x01\x01", b"\x01\x01", False)
-        meta = cipher.decrypt(place + b"meta", blob[2:], ormsgpack.packb((*columns, op_id)))
+        assert (blob[:2], payload[:2], bool(root) and bool(extra)) == (b"\x02\x01", b"\x01\x01", False)
+        meta = cipher.decrypt(place + b"bind", blob[2:], ormsgpack.packb((*columns, op_id)))
         assert meta[2:10] == bound
         first, second = 10 + meta[0], 10 + meta[0] + meta[1]
         assert (meta[10:first], meta[first:second], meta[second:]) == (wanted.root, wanted.check, wanted.extra)
@@ -114,3 +130,35 @@ def test_store_is_read_by_hand(tmp_path):
     assert read == len(stored) - 1 > 0
     data.close()
     keyring.close()
+
+
+@pytest.mark.parametrize("secret", [{"key": KEY}, {"passphrase": "caf\u00e9"}], ids=["key", "passphrase"])
+def test_export_is_read_by_hand(secret, tmp_path, monkeypatch):
+    monkeypatch.setattr("backtrail.archive.envelope.SCRYPT_COST", 4)
+    with backtrail.open("memory://") as store:
+        store.thread("t").save({"bytes": os.urandom(150_000)})
+        store.export(tmp_path / "plain")
+        exported = store.export(tmp_path / "sealed", **secret)
+    data = (tmp_path / "sealed").read_bytes()
+    end = 28 + int.from_bytes(data[26:28])
+    assert data[:26] == b"backtrail sealed export 1\n"
+    assert data[end : end + 32] == blake3(data[:end]).digest()
+    name, (kind, *slot, wrapped) = ormsgpack.unpackb(data[28:end])
+    assert name.hex() == exported.id
+    if kind == "key":
+        assert slot == [KEY.id]
+        wrapping = SECRET
+    else:
+        cost, salt = slot
+        wrapping = hashlib.scrypt("caf\u00e9".encode(), salt=salt, n=1 << cost, r=8, p=1, dklen=32)
+    context = b"backtrail sealed export 1 " + name
+    file_key = AESGCMSIV(wrapping).decrypt(wrapped[:12], wrapped[12:], context)
+    cipher = AESGCM(derive(file_key, "frames of an export"))
+    frames = [data[at : at + 65_552] for at in range(end + 32, len(data), 65_552)]
+    plain = b"".join(
+        cipher.decrypt(at.to_bytes(11, "big") + bytes([at == len(frames) - 1]), frame, data[end : end + 32])
+        for at, frame in enumerate(frames)
+    )
+    assert len(frames) == 3
+    assert plain.startswith(b"backtrail export 1\n")
+    assert len(plain) == (tmp_path / "plain").stat().st_size

@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import shutil
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -238,6 +239,66 @@ def test_restored_backup_uses_the_keyring_beside_the_store(tmp_path):
     backtrail.restore_backup(tmp_path / "backup.db", tmp_path / "s.db")
     with backtrail.open(tmp_path / "s.db", key=KEY) as store:
         assert store.thread("t").load().state == {"n": 1}
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def saved(request, tmp_path):
+    """The URL of an encrypted store in which a conversation was erased after a backup of it and of its keyring."""
+    url = (tmp_path / "s.db").as_uri() if request.param == "file" else str(tmp_path / "s.db")
+    with backtrail.open(url, key=KEY) as store:
+        store.thread("t").save({"n": 1})
+        store.thread("erased").save({"n": 2})
+        store.backup(tmp_path / "backup.db")
+        store.keys.backup(tmp_path / "backup.db.keys")
+        store.thread("erased").erase()
+    return url
+
+
+def removed(path):
+    (shutil.rmtree if path.is_dir() else os.remove)(path)
+
+
+def test_restore_keeps_the_keyring_which_knows_the_erasures(saved, tmp_path):
+    backtrail.restore_backup(tmp_path / "backup.db", saved)
+    with backtrail.open(saved, key=KEY) as store:
+        assert store.thread("t").load().state == {"n": 1}
+        with pytest.raises(backtrail.Corrupt) as caught:
+            store.thread("erased").load()
+        assert caught.value.code == "corrupt.erased"
+
+
+def test_restore_brings_back_a_lost_keyring(saved, tmp_path):
+    removed(tmp_path / "s.db.keys")
+    backtrail.restore_backup(tmp_path / "backup.db", saved)
+    with backtrail.open(saved, key=KEY) as store:
+        assert store.thread("t").load().state == {"n": 1}
+        assert store.thread("erased").load().state == {"n": 2}
+
+
+def test_restore_over_another_store_takes_the_keyring_of_the_backup(saved, tmp_path):
+    other = saved.replace("s.db", "other.db")
+    with backtrail.open(other, key=OTHER) as store:
+        store.thread("theirs").save({"n": 3})
+    replaced = backtrail.restore_backup(tmp_path / "backup.db", other)
+    with backtrail.open(other, key=KEY) as store:
+        assert store.thread("t").load().state == {"n": 1}
+    as_url = Path(replaced).as_uri() if saved.startswith("file:") else replaced
+    keyring = f"{saved.replace('s.db', 'other.db.keys.replaced-1')}"
+    with backtrail.open(as_url, key=OTHER, keyring=keyring) as store:
+        assert store.thread("theirs").load().state == {"n": 3}
+
+
+def test_restore_ignores_a_keyring_of_another_store(saved, tmp_path):
+    removed(tmp_path / "s.db.keys")
+    removed(tmp_path / "backup.db.keys")
+    other = saved.replace("s.db", "other.db")
+    with backtrail.open(other, key=KEY) as store:
+        store.keys.backup(tmp_path / "backup.db.keys")
+    backtrail.restore_backup(tmp_path / "backup.db", saved)
+    assert not (tmp_path / "s.db.keys").exists()
+    with pytest.raises(Unavailable) as caught:
+        backtrail.open(saved, key=KEY)
+    assert caught.value.code == "unavailable.keyring"
 
 
 # -- a key management service -------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.archive.copy import copy_engine
 from backtrail.atomic_file import PARTS, FileAccess, path_of, placed, remove, sync, temporary, translated
-from backtrail.backends.port import SEALED, Copyable
+from backtrail.backends.port import KEYRING, SEALED, Copyable
 from backtrail.engine.reader import Options
 from backtrail.engine.schema.registry import Types
-from backtrail.errors import Invalid, NotFound, Unavailable
+from backtrail.errors import Error, Invalid, NotFound, Unavailable
 from backtrail.loading import loading
 from backtrail.transaction import Engine
-from backtrail.urls import check_url, directory_of, file_of, in_postgres
+from backtrail.urls import KEYS, check_url, directory_of, file_of, in_postgres
 from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def restore_backup(
     """Replace a store by a backup; return the new path of the replaced store, or None if there was none.
 
     `backup` is an SQLite file or the directory of a file store. `store` is the path or URL of a store of the same kind;
-    it need not exist. No process may have the store open. The backup does not change.
+    it need not exist. No process may have the store open. The backup does not change. If a keyring is beside the backup
+    of an encrypted store, and the store has lost its own, the keyring is restored, too.
     """
     check_progress(progress)
     source = path_of(backup)
@@ -144,12 +145,35 @@ def restore_backup(
             code="invalid.argument",
         )
     try:
-        with closing(_open(source)) as backend:
-            if directory is not None:
-                return _restore_directory(backend, target, progress)
-            return _restore_file(backend, target, progress)
+        _restore_keyring(source, Path(directory or file_of(url)))
+        return _restore(source, target, progress)
     except OSError as error:
         raise translated(error, target) from error
+
+
+def _restore(source: Path, target: Path, progress: Progress) -> str | None:
+    with closing(_open(source)) as backend:
+        return (_restore_directory if source.is_dir() else _restore_file)(backend, target, progress)
+
+
+def _restore_keyring(source: Path, target: Path) -> None:
+    """Copy the keyring beside an encrypted backup to the place beside the store, unless the store's own is there.
+
+    The store's own keyring is as new as the backup or newer. It knows which keys were destroyed since. A keyring of
+    another store is kept under another name.
+    """
+    kept, place = (path.with_name(path.name + KEYS) for path in (source, target))
+    store_id = _id_in(source, SEALED) if kept.exists() else None
+    if store_id is not None and _id_in(place, KEYRING) != store_id == _id_in(kept, KEYRING):
+        _restore(kept, place, None)
+
+
+def _id_in(path: Path, mark: bytes) -> bytes | None:
+    """Return the id of an encrypted store that the mark in a store or keyring has; None if there is none."""
+    with suppress(Error), closing(_open(path)) as backend:
+        found: bytes | None = backend.chunks([mark]).get(mark)
+        return found
+    return None
 
 
 def _refuse_other(target: Path, *, is_files: bool) -> None:

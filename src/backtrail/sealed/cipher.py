@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMAT: Final = 1
+BINDING: Final = 2
+"""The format of the sealed columns of rows. Format 1, which has no hash of the thread's record, is still read."""
 TAG: Final = 16
 HEADER: Final = 2
 ROW_OVERHEAD: Final = HEADER + TAG
@@ -45,10 +47,10 @@ CHUNK_OVERHEAD: Final = HEADER + NONCE_BYTES + TAG + _CHECK
 """The bytes that sealing adds to a chunk."""
 DAMAGED: Final = b"\xff"
 """Stands for bytes that do not authenticate: no codec has this number, so the engine finds the damage."""
-_BEGIN: Final = 2 + BOUND
-"""Where the root begins in the sealed columns of a row."""
+_BINDING: Final = bytes((BINDING,))
 _NO_ROOT: Final = bytes(32)
-_META: Final = b"meta"
+_META: Final = {1: b"meta", BINDING: b"bind"}
+"""The end of the nonce of a row's sealed columns, by their format."""
 _DATA: Final = b"data"
 _TEXT: Final = b"text" + bytes(8)
 _LABEL: Final = Row._fields.index("label")
@@ -81,6 +83,8 @@ class Generation(NamedTuple):
     """One key of a thread."""
 
     header: bytes
+    binding: bytes
+    """The header of the sealed columns of rows."""
     cipher: Any
 
 
@@ -91,7 +95,8 @@ class ThreadCipher:
 
     def __init__(self, secrets: Mapping[int, bytes], last: int) -> None:
         self._generations = {
-            number: Generation(bytes((FORMAT, number)), aead(secret)) for number, secret in secrets.items()
+            number: Generation(bytes((FORMAT, number)), bytes((BINDING, number)), aead(secret))
+            for number, secret in secrets.items()
         }
         self._current = self._generations[max(secrets)] if secrets else None
         self.last = last
@@ -104,23 +109,23 @@ class ThreadCipher:
 
     def is_behind(self, sealed: bytes) -> bool:
         """Tell whether sealed bytes have a newer key than this object knows: another process has made one."""
-        return type(sealed) is bytes and len(sealed) >= ROW_OVERHEAD and sealed[0] == FORMAT and sealed[1] > self.last
+        return type(sealed) is bytes and _is_sealed(sealed) and sealed[1] > self.last
 
     def is_current(self, row: Row) -> bool:
         """Tell whether a stored row is sealed with the newest key; its payload must have been read."""
-        header = self._current and self._current.header
-        return (row.root or row.extra)[:HEADER] == header and (row.payload or b"")[:HEADER] == header
+        header, binding, _ = self._current or (None, None, None)
+        return (row.root or row.extra)[:HEADER] == binding and (row.payload or b"")[:HEADER] == header
 
     def seal(self, row: Row, bound: bytes) -> Row:
         """Return a row with its contents sealed. `bound` is the hash of its thread's record."""
         current = self._current
         if current is None:
             raise LookupError("the thread has no key")
-        header, cipher = current
+        header, binding, cipher = current
         place = row.seq.to_bytes(8, "big")
         root, check = row.root, row.check
         meta = bytes((len(root), len(check))) + bound + root + check + row.extra
-        blob = header + cipher.encrypt(place + _META, meta, _bound(row))
+        blob = binding + cipher.encrypt(place + _META[BINDING], meta, _bound(row))
         payload = row.payload
         sealed = payload if payload is None else header + cipher.encrypt(place + _DATA, payload, row.op_id)
         columns = (blob, row.op_id, b"", b"") if root else (b"", row.op_id, blob, b"")
@@ -137,12 +142,16 @@ class ThreadCipher:
             if payload is not None:
                 opened = self._opened(place + _DATA, payload, row.op_id)
                 payload = DAMAGED if opened is None else opened
-            meta = None if row.root and row.extra else self._opened(place + _META, row.root or row.extra, _bound(row))
+            blob = row.root or row.extra
+            version = BINDING if blob[:1] == _BINDING else FORMAT
+            both = row.root and row.extra
+            meta = None if both else self._opened(place + _META[version], blob, _bound(row), version)
             if meta is not None and bool(meta[0]) == bool(row.root):
-                first, second = _BEGIN + meta[0], _BEGIN + meta[0] + meta[1]
-                columns = (meta[_BEGIN:first], row.op_id, meta[second:], meta[first:second])
-                return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden)), meta[2:_BEGIN]
-            check = ERASED if self.is_erased(row.root or row.extra) else b""
+                begin = 2 + BOUND if version == BINDING else 2
+                first, second = begin + meta[0], begin + meta[0] + meta[1]
+                columns = (meta[begin:first], row.op_id, meta[second:], meta[first:second])
+                return new_tuple(Row, (*row[:_ROOT], *columns, payload, row.hidden)), meta[2:begin]
+            check = ERASED if self.is_erased(blob) else b""
         except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column may have another type
             payload, check = (None if payload is None else DAMAGED), b""
         columns = (_NO_ROOT if row.root else b"", row.op_id, b"", check)
@@ -161,17 +170,17 @@ class ThreadCipher:
 
     def is_erased(self, sealed: bytes) -> bool:
         """Tell whether the key that sealed the bytes was destroyed."""
-        is_sealed = len(sealed) >= ROW_OVERHEAD and sealed[0] == FORMAT
-        return is_sealed and 0 < sealed[1] <= self.last and sealed[1] not in self._generations
+        return _is_sealed(sealed) and 0 < sealed[1] <= self.last and sealed[1] not in self._generations
 
-    def _opened(self, nonce: bytes, sealed: bytes, bound: bytes) -> bytes | None:
-        if (
-            len(sealed) < ROW_OVERHEAD
-            or sealed[0] != FORMAT
-            or (generation := self._generations.get(sealed[1])) is None
-        ):
+    def _opened(self, nonce: bytes, sealed: bytes, bound: bytes, version: int = FORMAT) -> bytes | None:
+        if not _is_sealed(sealed) or sealed[0] != version or (generation := self._generations.get(sealed[1])) is None:
             return None
         return decrypted(generation.cipher, nonce, sealed[HEADER:], bound)
+
+
+def _is_sealed(data: bytes) -> bool:
+    """Tell whether bytes look like sealed ones of a row."""
+    return len(data) >= ROW_OVERHEAD and data[0] in (FORMAT, BINDING)
 
 
 class StoreCipher:

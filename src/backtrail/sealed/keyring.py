@@ -509,10 +509,31 @@ def _as_record(no: int, rows: list[Row]) -> _Record:
 
 
 def _content(row: Row) -> Any:
+    content: Any = None
+    with suppress(ValueError):
+        content = ormsgpack.unpackb(row.payload or b"")
     try:
-        return ormsgpack.unpackb(row.payload or b"")
-    except ValueError as error:
-        raise Corrupt("a row of the keyring is damaged", code="corrupt.key") from error
+        is_sound = _is_store(content) if type(content) is dict else _is_thread(*content)
+    except (TypeError, ValueError, KeyError):
+        is_sound = False
+    if not is_sound:
+        raise Corrupt("a row of the keyring is damaged: put a copy of the keyring back", code="corrupt.key")
+    return content
+
+
+def _is_store(content: dict[str, Any]) -> bool:
+    """Tell whether the record of a store has its shape. Only the wrapped keys in it authenticate."""
+    store_id, last = content["id"], content["last"]
+    numbers = [number for number, _, _ in content["keys"]]
+    kinds = [(type(number), type(key_id), type(wrapped)) for number, key_id, wrapped in content["keys"]]
+    return type(store_id) is bytes and set(kinds) == {(int, str, bytes)} and last == max(numbers) and 0 < last <= _MOST
+
+
+def _is_thread(last: Any, keys: Any, erasure: Any = (0, 0, 0, False)) -> bool:
+    """Tell whether the record of a thread has its shape."""
+    kinds = {(type(number), type(by), type(wrapped)) for number, by, wrapped in keys}
+    is_erasure = [type(each) for each in erasure] == [int, int, int, bool]
+    return kinds <= {(int, int, bytes)} and is_erasure and max([0, *(key[0] for key in keys)]) <= last <= _MOST
 
 
 def _now() -> int:

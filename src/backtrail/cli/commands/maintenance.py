@@ -327,8 +327,8 @@ def restore_backup(session: Invocation, *, out: Output, backup: str, yes: bool) 
     """Replace the store with BACKUP.
 
     The old store stays beside it under another name. No process may have the store open. BACKUP does not change. It is
-    of the store's kind: an SQLite file, or the directory of a file store. The keyring of an encrypted store is not
-    replaced. If it is missing, put a copy of it (`backtrail keys backup`) beside the store.
+    of the store's kind: an SQLite file, or the directory of a file store. An encrypted store keeps its keyring. If that
+    is missing, the copy beside BACKUP (BACKUP.keys, by `backtrail keys backup`) is restored.
     """
     from pathlib import Path
 
