@@ -181,9 +181,10 @@ def test_users_see_their_own_tasks_only(memory):
         for user in ("a", "a/b", ""):
             await tasks.save(task("t", f"of {user}"), caller(user))
             await tasks.save(task("b/t"), caller(user))
+            await tasks.save(task("x" * 600), caller(user))
         for user in ("a", "a/b", ""):
             assert (await tasks.get("t", caller(user))).history[0].parts[0].text == f"of {user}"
-            assert (await tasks.list(ListTasksRequest(), caller(user))).total_size == 2
+            assert (await tasks.list(ListTasksRequest(), caller(user))).total_size == 3
         assert await tasks.get("t", caller("other")) is None
         await tasks.delete("t", caller("other"))
         assert await tasks.get("t", caller("a")) is not None
