@@ -37,7 +37,7 @@ ELSEWHERE = {
     *("a2a.md", "a2a_tasks.py", "adk.md", "adk_session.py", "agent-framework.md", "agent_framework_workflow.py"),
     *("strands.md", "strands_session.py"),
 }
-"""Run in an environment of their own: tests/adapters/test_a2a.py, test_adk.py, test_agent_framework.py, test_strands.py."""
+"""Run in an environment of their own: `make test-frameworks`."""
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in ELSEWHERE]
 LANGUAGES = {"python", "text", "console", "json", "mermaid", "sql"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
