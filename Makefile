@@ -47,7 +47,7 @@ test: $(TEST)
 
 test-frameworks: $(TEST) $(BENCH)
 	$(PY) tools/test_frameworks.py
-	$(PY) -m pytest -m torture -q -s tests/adapters/test_adk.py tests/adapters/test_strands.py
+	$(PY) -m pytest -m torture -q -s tests/adapters/test_a2a.py tests/adapters/test_adk.py tests/adapters/test_agent_framework.py tests/adapters/test_strands.py
 
 lint: $(LINT)
 	$(PY) -m ruff check .

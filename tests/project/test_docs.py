@@ -33,8 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(backtrail.__file__).resolve().parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEMO = ROOT / "examples" / "demo"
-ELSEWHERE = {"adk.md", "adk_session.py", "strands.md", "strands_session.py"}
-"""Run in an environment of their own: tests/adapters/test_adk.py, test_strands.py."""
+ELSEWHERE = {
+    *("a2a.md", "a2a_tasks.py", "adk.md", "adk_session.py", "agent-framework.md", "agent_framework_workflow.py"),
+    *("strands.md", "strands_session.py"),
+}
+"""Run in an environment of their own: `make test-frameworks`."""
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in ELSEWHERE]
 LANGUAGES = {"python", "text", "console", "json", "mermaid", "sql"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
