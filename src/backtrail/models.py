@@ -134,7 +134,7 @@ class Hits(list["Hit"]):
     """The hits of a search."""
 
     behind: int = 0
-    """How many threads of the store have changes that the index lacks, if the search did not wait; 100,000 at most."""
+    """How many threads of the store have changes that the index lacks, if the search did not wait; 10,000 at most."""
 
 
 @dataclass(frozen=True, slots=True)

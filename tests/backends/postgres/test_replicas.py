@@ -1,4 +1,4 @@
-"""A store that is opened read-only on a standby: it reads, lists, searches and watches, as of the standby's position."""
+"""A store that is opened read-only on a standby reads, lists, searches and watches, as of the standby's position."""
 
 import threading
 
@@ -54,12 +54,12 @@ def test_standby_watches(primary, standby):
     with backtrail.open(primary.tcp_url, schema="watches") as store:
         store.thread("a").save({"n": 0})
         catch_up(primary, standby)
-        with backtrail.open(standby.tcp_url, schema="watches", read_only=True) as replica:
-            with replica.watch(timeout=30) as news:
-                store.thread("a").set("n", 1)
-                assert next(news).state == {"n": 1}
-                store.thread("b").save({"n": 2})
-                assert next(news).thread_id == "b"
+        replica = backtrail.open(standby.tcp_url, schema="watches", read_only=True)
+        with replica, replica.watch(timeout=30) as news:
+            store.thread("a").set("n", 1)
+            assert next(news).state == {"n": 1}
+            store.thread("b").save({"n": 2})
+            assert next(news).thread_id == "b"
 
 
 def test_recovery_conflicts_are_retried(primary, standby):

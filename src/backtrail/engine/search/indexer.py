@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from backtrail.engine.tree.nodes import Nodes
     from backtrail.engine.tree.tree import Op, Tree
 
+    _Marked = list[tuple[ThreadRecord, IndexState]]
+
 
 _KEY: Final = encode.atom("messages", Types())
 
@@ -152,7 +154,7 @@ _LOOKS: Final = 3
 """The number of attempts to read a thread while other processes delete its checkpoints."""
 _GROUP: Final = 64
 """The most threads that one group of commits updates."""
-_BEHIND: Final = 100_000
+_BEHIND: Final = 10_000
 """The largest number of marked threads that is counted."""
 _NEW: Final = 128
 """How many threads without a list are read at a time."""
@@ -193,15 +195,10 @@ def catch_up(
     Return how many threads were indexed.
     """
     backend = reader.backend
-    after = count = indexed = 0
-    chosen = None if where.threads is None else set(where.threads)
-    while page := _marked(backend, after):
-        after = page[-1][0].no
-        listed = [
-            (record, state)
-            for record, state in page
-            if (chosen is None or record.no in chosen) and where.has(record) and not (known and state.seq == 0)
-        ]
+    count = indexed = 0
+    pages = _all_marked(backend) if where.threads is None else _marked_among(backend, where.threads)
+    for page in pages:
+        listed = [(record, state) for record, state in page if where.has(record) and not (known and state.seq == 0)]
         done = _NewLists(reader, backend).add(listed) if isinstance(backend, IndexesMany) else set()
         _process(backend, deque(_ThreadIndexer(reader, record) for record, _ in listed if record.no not in done))
         count += len(page)
@@ -216,7 +213,23 @@ def behind(backend: Backend) -> int:
     return len(backend.unindexed(0, _BEHIND))
 
 
-def _marked(backend: Backend, after: int) -> list[tuple[ThreadRecord, IndexState]]:
+def _all_marked(backend: Backend) -> Iterator[_Marked]:
+    """Yield the marked threads in pages, each with the version of its list."""
+    after = 0
+    while page := _marked(backend, after):
+        after = page[-1][0].no
+        yield page
+
+
+def _marked_among(backend: Backend, threads: Sequence[int]) -> Iterator[_Marked]:
+    """Yield those of the threads that are marked, however many others are."""
+    for no in threads:
+        record = backend.thread(no) if backend.unindexed(no - 1, 1) == [no] else None
+        if record is not None:
+            yield [(record, backend.indexed(no))]
+
+
+def _marked(backend: Backend, after: int) -> _Marked:
     """Return the next marked threads, each with the version of its list."""
     if isinstance(backend, IndexesMany):
         return backend.marked(after, _PAGE)
