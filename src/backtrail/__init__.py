@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ExportReport,
         GcReport,
         Hit,
+        Hits,
         ImportReport,
         Items,
         KeyReport,
@@ -120,6 +121,7 @@ __all__ = [
     "ExportReport",
     "GcReport",
     "Hit",
+    "Hits",
     "ImportReport",
     "InDoubt",
     "Invalid",
@@ -185,8 +187,8 @@ _HOMES: dict[str, str] = {
     "maintenance.retention": "Policy",
     "models": (
         "AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ErasedThread ErasureReport "
-        "ExportReport GcReport "
-        "Hit ImportReport Items KeyReport KeyStatus MISSING MigrateReport NEW PruneReport Reordered Salvage StatePart "
+        "ExportReport GcReport Hit Hits "
+        "ImportReport Items KeyReport KeyStatus MISSING MigrateReport NEW PruneReport Reordered Salvage StatePart "
         "Stats ThreadInfo VerifyReport"
     ),
     "runs.calls": "CallError",

@@ -130,6 +130,13 @@ class ThreadInfo:
         object.__setattr__(self, "in_view", self.checkpoints)
 
 
+class Hits(list["Hit"]):
+    """The hits of a search."""
+
+    behind: int = 0
+    """How many threads of the store have changes that the index lacks, if the search did not wait; 10,000 at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A message that matches a search."""

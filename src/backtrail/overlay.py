@@ -161,7 +161,7 @@ class Overlay:
             tag=tuple((self._in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if there),
             untag=tuple((self._in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if not there),
             pin=tuple((self._in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if there),
-            unpin=tuple((self._in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if not there),
+            unpin=tuple((self._in_batch(no), seq, each) for (no, seq, each), there in self._pins.items() if not there),
             untouch=tuple((self._in_batch(no), seq) for no, seq in self._untouched.items()),
             after=tuple(self._after.items()),
         )

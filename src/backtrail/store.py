@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         ExportReport,
         GcReport,
         Hit,
+        Hits,
         ImportReport,
         MigrateReport,
         PruneReport,
@@ -456,18 +457,21 @@ class Store:
         order: str = "newest",
         limit: int = 20,
         after: Hit | str | None = None,
+        wait: bool = True,
         progress: Callable[[str, int], None] | None = None,
-    ) -> list[Hit]:
+    ) -> Hits:
         """Search the list `messages` of the heads of all threads; return the matching messages, newest first.
 
         A message matches if it has all words; "quoted words" must follow each other, and star* matches the beginning of
         a word. Case and accents are ignored. `contains` searches for the query as one text, also inside words. `agent`,
         `thread` and `kind` restrict the search, `since` and `until` the time of a message. `order="score"` sorts the
         newest 1,000 matches by score. `after` continues after a hit or its cursor. New messages are indexed first;
-        `progress` reports that. Not inside a transaction.
+        `progress` reports that. `wait=False` searches the index as it is; `behind` of the result says how many threads
+        have changed since. Not inside a transaction.
         """
         with loading:
             from backtrail.engine.search import search  # noqa: PLC0415
+            from backtrail.models import Hits  # noqa: PLC0415
 
         parsed = check_query(query, contains=contains)
         if order not in ("newest", "score"):
@@ -482,15 +486,26 @@ class Store:
             name = check_id(thread, "a thread's id")
             named = (reader.backend.find_thread(space, name) for space in SPACES)
             threads = tuple(record.no for record in named if record is not None)
-        return (search.best if order == "score" else search.newest)(
-            reader,
-            parsed,
-            Where(kind, agent, threads),
-            check_period(since, until),
-            after=None if after is None else search.cursor_of(check_cursor(after)),
-            limit=min(check_count(limit, "limit"), sys.maxsize),
-            progress=check_progress(progress),
-        )
+        callback, where = check_progress(progress), Where(kind, agent, threads)
+        period = check_period(since, until)
+        place = None if after is None else search.cursor_of(check_cursor(after))
+        most = min(check_count(limit, "limit"), sys.maxsize)
+        behind = 0
+        if wait:
+            indexer.catch_up(reader, where, progress=callback)
+        else:
+            behind = indexer.behind(reader.backend)
+        find = search.best if order == "score" else search.newest
+        hits = Hits(find(reader, parsed, where, period, after=place, limit=most))
+        hits.behind = behind
+        return hits
+
+    def index(self, *, progress: Callable[[str, int], None] | None = None) -> int:
+        """Bring the search index up to date, so that the next search need not; return how many threads had changed.
+
+        `backtrail index --follow` does this in the background.
+        """
+        return indexer.catch_up(self._engine.outside(), progress=check_progress(progress))
 
     def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
         """Rebuild the search index from the stored checkpoints."""

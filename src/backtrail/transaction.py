@@ -215,8 +215,7 @@ class Engine:
         return self._known.get((space, name)) or self._known.setdefault((space, name), Known())
 
     def known_tip(self, known: Known) -> Tip | None:
-        """Return the known tip of a thread, including writes of the caller's open transaction or group; None if unknown.
-        """
+        """Return the known tip of a thread, after writes of the caller's transaction or group, too; None if unknown."""
         overlay = self.session.overlay if self.opened else None
         if overlay is not None and known in overlay.known_tips:
             tip: Tip = overlay.known_tips[known]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
 from backtrail import Invalid, Unavailable
-from backtrail.backends.port import Splice
+from backtrail.backends.port import IndexesMany, Splice
 from tests.conformance.base import Suite, chunks_read, head, messages
 from tests.conformance.search import found, places, say
 
@@ -31,7 +31,15 @@ def indexed(store: Store) -> Iterator[list[tuple[int, int]]]:
         seen.extend((splice.removed, len(splice.entries)) for splice in arguments[3])
         return index(*arguments, **options)
 
-    with mock.patch.object(backend, "index", counting):
+    def counting_lists(lists: Any) -> set[int]:
+        seen.extend((0, len(each.entries)) for each in lists if each.entries)
+        result: set[int] = index_new(lists)
+        return result
+
+    with mock.patch.object(backend, "index", counting), ExitStack() as stack:
+        if isinstance(backend, IndexesMany):
+            index_new = backend.index_new
+            stack.enter_context(mock.patch.object(backend, "index_new", counting_lists))
         yield seen
 
 
@@ -105,6 +113,32 @@ class Indexing(Suite):
             assert seen == [(0, 1)] * 2
             assert len(store.search("fox")) == 3
         assert seen == [(0, 1)] * 3
+
+    def test_search_without_waiting_says_how_far_behind(self, store: Store) -> None:
+        say(store, "a fox", thread="a")
+        assert store.search("fox", wait=False) == []
+        assert store.search("fox", wait=False).behind == 1
+        assert store.index() == 1
+        say(store, "a fox", thread="b")
+        behind = store.search("fox", wait=False)
+        assert (places(behind), behind.behind) == ([("a", 0)], 1)
+        assert len(store.search("fox")) == 2
+        assert store.search("fox").behind == store.index() == 0
+
+    def test_many_new_threads_are_indexed_alike(self, store: Store) -> None:
+        long = "w" * 500
+        for n in range(5):
+            store.thread(f"t{n}").save({"messages": [f"fox {n}", {"content": f"{long} hen", "id": str(n)}, 7]})
+            store.thread(f"t{n}").append("messages", "", f"owl {n}")
+        store.thread("none").save({"n": 1})
+        store.thread("gone").save({"messages": ["fox"]})
+        store.thread("gone").delete()
+        store.thread("many").save({"messages": [f"fox m{n}" for n in range(300)]})
+        assert len(store.search("fox", limit=1000)) == 305
+        assert len(store.search("hen")) == len(store.search(long, limit=10)) == 5
+        assert [(hit.conversation_id, hit.position) for hit in store.search('"owl 3"')] == [("t3", 4)]
+        assert len(store.search("ow", contains=True)) == 5
+        assert store.verify().ok
 
     def test_killed_catch_up_continues_where_it_ended(self, store: Store) -> None:
         store.thread("t").save({"messages": [f"fox {n}" for n in range(1000)]})

@@ -39,6 +39,8 @@ ELSEWHERE = {
 }
 """Run in an environment of their own: `make test-frameworks`."""
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in ELSEWHERE]
+SERVED = ("postgresql.md", "operations.md")
+"""Pages that use a PostgreSQL server."""
 LANGUAGES = {"python", "text", "console", "json", "mermaid", "sql"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
 
@@ -76,7 +78,7 @@ def run(page, tmp_path, monkeypatch):
     """Run the Python blocks of a page; give each with what it printed and what the page says that it prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BACKTRAIL_URL", raising=False)
-    if page.name == "postgresql.md":
+    if page.name in SERVED:
         monkeypatch.setenv("BACKTRAIL_URL", server().url)
     monkeypatch.setattr(versions, "_UPCASTERS", weakref.WeakKeyDictionary())  # a page may declare some for our classes
     monkeypatch.setattr(versions, "_SCHEMAS", weakref.WeakKeyDictionary())
@@ -106,7 +108,7 @@ def nothing_is_left_of_a_page(request):
     gc.freeze()  # so that the collection below looks only at what the page made
     yield
     gc.collect()  # a lost task of a page prints a traceback; Python 3.11 fails if that happens while it parses a module
-    if "postgresql.md" in request.node.name:
+    if any(name in request.node.name for name in SERVED):
         server().execute("DROP SCHEMA IF EXISTS trips CASCADE; DROP ROLE IF EXISTS trips_agent, trips_reader")
 
 

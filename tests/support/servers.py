@@ -262,7 +262,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 default_pool_size = {pool}
-max_client_conn = 200
+max_client_conn = 1000
 pidfile = {own}/bouncer.pid
 logfile = {own}/log
 """

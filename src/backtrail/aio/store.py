@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ExportReport,
         GcReport,
         Hit,
+        Hits,
         ImportReport,
         MigrateReport,
         PruneReport,
@@ -306,15 +307,17 @@ class Store:
         order: str = "newest",
         limit: int = 20,
         after: Hit | str | None = None,
+        wait: bool = True,
         progress: Callable[[str, int], None] | None = None,
-    ) -> list[Hit]:
+    ) -> Hits:
         """Search the list `messages` of the heads of all threads; return the matching messages, newest first.
 
         A message matches if it has all words; "quoted words" must follow each other, and star* matches the beginning of
         a word. Case and accents are ignored. `contains` searches for the query as one text, also inside words. `agent`,
         `thread` and `kind` restrict the search, `since` and `until` the time of a message. `order="score"` sorts the
         newest 1,000 matches by score. `after` continues after a hit or its cursor. New messages are indexed first;
-        `progress` reports that. Not inside a transaction.
+        `progress` reports that. `wait=False` searches the index as it is; `behind` of the result says how many threads
+        have changed since. Not inside a transaction.
         """
         work = partial(
             self._sync.search,
@@ -328,8 +331,16 @@ class Store:
             order=order,
             limit=limit,
             after=after,
+            wait=wait,
         )
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
+
+    async def index(self, *, progress: Callable[[str, int], None] | None = None) -> int:
+        """Bring the search index up to date, so that the next search need not; return how many threads had changed.
+
+        `backtrail index --follow` does this in the background.
+        """
+        return await self._executor.watched(lambda tell: self._sync.index(progress=tell), progress)
 
     async def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
         """Rebuild the search index from the stored checkpoints."""

@@ -732,9 +732,7 @@ class _Batches:
         _require_absent(self._backend, threads)
         if rows:
             self._backend.commit(
-                Batch(
-                    threads=tuple(threads), rows=tuple(rows), tag=tuple(tag), pin=tuple(pin), newest=tuple(newest)
-                )
+                Batch(threads=tuple(threads), rows=tuple(rows), tag=tuple(tag), pin=tuple(pin), newest=tuple(newest))
             )
         self._waiting, self._rows, self._bytes = [], 0, 0
 

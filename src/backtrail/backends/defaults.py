@@ -48,9 +48,7 @@ _ALL = [(1, (1 << 63) - 1)]
 # -- the rules of a batch -----------------------------------------------------------------------------
 
 
-def settle(
-    store: Reader, batch: Batch, is_taken: Callable[[NewThread], bool] | None = None
-) -> tuple[int, ...] | None:
+def settle(store: Reader, batch: Batch, is_taken: Callable[[NewThread], bool] | None = None) -> tuple[int, ...] | None:
     """Return None if the batch must be written; if it was written before, return the result of that `commit`.
 
     Raise `Stale`, `Vanished` or `MissingChunks` if the batch is refused. The caller must lock out other writers.

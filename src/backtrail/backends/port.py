@@ -612,6 +612,29 @@ class Backend(LogStore, SearchIndex, ChangeFeed, Maintenance, Protocol):
         """Release everything; later calls are `Unavailable`, except another `close`."""
 
 
+class NewList(NamedTuple):
+    """The list of a thread that has none yet."""
+
+    thread: int
+    state: IndexState
+    entries: tuple[IndexEntry | None, ...]
+
+
+@runtime_checkable
+class IndexesMany(Protocol):
+    """A backend whose index takes the lists of many threads per call. Other backends get them one by one."""
+
+    def marked(self, after: int, limit: int) -> list[tuple[ThreadRecord, IndexState]]:
+        """Return the records of marked threads like `SearchIndex.unindexed`, each with the version of its list."""
+
+    def index_new(self, lists: Sequence[NewList]) -> set[int]:
+        """Add lists as `SearchIndex.index` would, each accepted or refused; return the numbers of accepted threads.
+
+        A list is refused if its thread has one by now. A backend may refuse any other. The call is not durable at
+        once: after a crash the threads are marked again.
+        """
+
+
 @runtime_checkable
 class Copyable(Protocol):
     """A backend that copies its store to a file or a directory which can be opened like the original."""

@@ -40,7 +40,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "Change": {"edits": "save fork rewind undo redo restore settle tag delete erase"},
     "Keep": {
-        "maintenance": "prune gc verify reindex migrate backup restore-backup",
+        "maintenance": "prune gc verify index reindex migrate backup restore-backup",
         "keys": "keys",
         "doctor": "doctor",
     },

@@ -87,6 +87,11 @@ class BulkReader:
 
     def trees(self, places: Sequence[Place]) -> list[Tree]:
         """Return the trees of a page of checkpoints, each verified against its root hash. One checkpoint per thread."""
+        chains = self.chains(places)
+        return [self._reader.read_chain(row, chain).tree for (_, row), chain in zip(places, chains, strict=True)]
+
+    def chains(self, places: Sequence[Place]) -> list[list[Row]]:
+        """Return the rows of the chain of each checkpoint in a page. One checkpoint per thread."""
         for record, row in places:
             self._reader.require_sound(record, row)
         turned = [place for place in places if place[1].view >= place[1].base]
@@ -98,7 +103,7 @@ class BulkReader:
             rows.setdefault(no, []).append(row)
         chains = [self._reader.chain_from(record, row, rows.get(record.no, [])) for record, row in places]
         self._load_nodes(chains)
-        return [self._reader.read_chain(row, chain).tree for (_, row), chain in zip(places, chains, strict=True)]
+        return chains
 
     def _load_nodes(self, chains: Sequence[list[Row]]) -> None:
         """Load into the cache the chunks that compressed payloads refer to, and the nodes of bases that have deltas."""

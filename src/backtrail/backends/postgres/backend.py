@@ -13,6 +13,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.backends.columns import as_record, as_row, as_usage, encoded, merged, names_between
+from backtrail.backends.port import IndexState
 from backtrail.backends.postgres import maintenance
 from backtrail.backends.postgres.change_feed import Listener, Notifier, changed_since
 from backtrail.backends.postgres.commit import CommitWriter, PostgresGroup
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import (
         Batch,
         IndexHit,
-        IndexState,
+        NewList,
         Phrase,
         Row,
         Splice,
@@ -241,6 +242,13 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
     # -- the index ------------------------------------------------------------------------------
     def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
         return self._do(lambda session: self._search.index(session, thread, was, now, splices), safe=True)
+
+    def marked(self, after: int, limit: int) -> list[tuple[ThreadRecord, IndexState]]:
+        rows = self._read("marked_threads", after, limit)
+        return [(as_record(row[:7]), IndexState(*row[7:])) for row in rows]
+
+    def index_new(self, lists: Sequence[NewList]) -> set[int]:
+        return self._do(lambda session: self._search.index_new(session, lists), safe=True)
 
     def find(
         self,

@@ -20,7 +20,7 @@ from backtrail.backends.sql.search import PARTS, PHRASES, terms_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from backtrail.backends.port import IndexHit, IndexState, Phrase, Splice
+    from backtrail.backends.port import IndexEntry, IndexHit, IndexState, NewList, Phrase, Splice
     from backtrail.backends.postgres.session import PgSession
     from backtrail.backends.postgres.statements import Statements
 
@@ -56,6 +56,23 @@ class TextIndex:
         )
         ((done,),) = session.run(self._sql["index"], (thread, list(was), list(now), *places, *columns))
         return bool(done)
+
+    def index_new(self, session: PgSession, lists: Sequence[NewList]) -> set[int]:
+        """Add lists of threads that have none; return the threads whose lists were added. See `IndexesMany`."""
+        fitting = [each for each in lists if not any(_is_long(entry) for entry in each.entries if entry is not None)]
+        entries = [
+            (each.thread, position, entry.time, encoded(entry.message_id), encoded(entry.role), entry.words, entry.text)
+            for each in fitting
+            for position, entry in enumerate(each.entries)
+            if entry is not None
+        ]
+        words = sorted({word for entry in entries for word in entry[5].split(" ") if word}, key=str.encode)
+        heads = [(each.thread, *each.state) for each in fitting]
+        if not fitting:
+            return set()
+        columns = list(zip(*entries, strict=True)) if entries else [()] * 7
+        made = session.run(self._sql["index_new"], (*zip(*heads, strict=True), *columns, words))
+        return {thread for (thread,) in made}
 
     def clean(self, session: PgSession) -> None:
         """Remove words that no entry has from the vocabulary, in slices; stop if another session has a lock on it."""
@@ -115,6 +132,11 @@ class TextIndex:
                 yield f"({' | '.join(map(_quoted, [*(word for (word,) in words), _CUT]))})"
         for at, word in enumerate(terms.words, 1):
             yield _quoted(word[:WORD_MAX]) + (":*" if terms.prefix and at == len(terms.words) else "")
+
+
+def _is_long(entry: IndexEntry) -> bool:
+    """Tell whether an entry has a word that is too long to be indexed whole."""
+    return len(entry.words) > WORD_MAX and any(len(word) > WORD_MAX for word in entry.words.split(" "))
 
 
 def _quoted(word: str) -> str:

@@ -241,6 +241,35 @@ SELECT seq, items, as_of FROM {schema}.indexed WHERE thread = $1
 -- bigint[], bigint[], bigint[], bytea[], bytea[], text[], bytea[])
 SELECT {schema}.index_1({parameters})
 
+-- name: marked_threads (bigint, bigint)
+SELECT {thread_columns}, coalesce(i.seq, 0), coalesce(i.items, 0), coalesce(i.as_of, 0)
+FROM (SELECT * FROM {schema}.thread WHERE dirty AND no > $1 ORDER BY no LIMIT $2) t
+LEFT JOIN {schema}.indexed i ON i.thread = t.no ORDER BY t.no
+
+-- name: index_new (bigint[], bigint[], bigint[], bigint[],
+-- bigint[], bigint[], bigint[], bytea[], bytea[], text[], bytea[], text[])
+-- Lists of threads that have none, as `index_1` makes them: $1 to $4 are the threads and the versions of their lists,
+-- $5 to $11 the entries, $12 all words in order. A crash may lose them: then their threads are marked, too.
+WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
+turn AS MATERIALIZED (
+    SELECT t.no FROM relaxed, {schema}.thread t WHERE t.no = ANY ($1) ORDER BY t.no FOR NO KEY UPDATE OF t),
+made AS (
+    INSERT INTO {schema}.indexed (thread, seq, items, as_of, first)
+    SELECT w.thread, w.seq, w.items, w.as_of, -w.items FROM unnest($1, $2, $3, $4) AS w(thread, seq, items, as_of)
+    JOIN turn ON turn.no = w.thread ON CONFLICT (thread) DO NOTHING RETURNING thread, items, as_of),
+known AS (INSERT INTO {schema}.vocabulary SELECT unnest($12) ON CONFLICT DO NOTHING),
+added AS (
+    INSERT INTO {schema}.message (thread, place, time, id, role, words, text)
+    SELECT w.thread, w.position - made.items, w.time, w.id, w.role,
+        array_to_tsvector(string_to_array(w.words, ' ')), w.text
+    FROM unnest($5, $6, $7, $8, $9, $10, $11) WITH ORDINALITY
+        AS w(thread, position, time, id, role, words, text, at)
+    JOIN made ON made.thread = w.thread ORDER BY w.at),
+current AS (
+    UPDATE {schema}.thread t SET dirty = false FROM made
+    WHERE t.no = made.thread AND t.newest = made.as_of AND t.dirty)
+SELECT thread FROM made
+
 -- name: words_like (text, bigint)
 SELECT word FROM {schema}.vocabulary WHERE word LIKE $1 LIMIT $2
 

@@ -17,6 +17,7 @@ from backtrail.cli.output import (
     can_show,
     clean,
     compact,
+    count,
     cut,
     first_items,
     line,
@@ -477,6 +478,7 @@ def activity(
 @click.option("--thread", metavar="THREAD", help="Only in threads with this id.")
 @agent_option
 @click.option("--kind", type=click.Choice(KINDS), help="Only in this kind.")
+@click.option("--no-wait", is_flag=True, help="Search the index as it is, without the latest messages.")
 @time_options
 @rows_option()
 def search(
@@ -489,6 +491,7 @@ def search(
     thread: str | None,
     agent: str | None,
     kind: str | None,
+    no_wait: bool,
     since: dt.datetime | None,
     until: dt.datetime | None,
     rows: int,
@@ -498,7 +501,7 @@ def search(
     A message must contain all words, "quoted" words side by side, and words that begin like star*.
     """
     with searchable(session) as store, Progress() as progress:
-        hits = store.search(
+        found = store.search(
             query,
             contains=contains,
             agent=agent,
@@ -508,9 +511,10 @@ def search(
             until=until,
             order="score" if best else "newest",
             limit=rows + 1 if rows else sys.maxsize,
+            wait=not no_wait,
             progress=progress,
         )
-    hits, more = first_items(iter(hits), rows)
+    hits, more = first_items(iter(found), rows)
     if not out.human:
         out.values(hits)
     else:
@@ -519,6 +523,8 @@ def search(
             say("no message matches" + ("" if contains else "; --contains also searches inside of words"))
     if more:
         say("more with -n 0")
+    if found.behind:
+        say(f"the index lacks changes of {count(found.behind, 'thread')}")
 
 
 def _show_hits(out: Output, hits: list[Hit]) -> None:

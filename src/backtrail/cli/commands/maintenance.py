@@ -1,7 +1,9 @@
-"""Commands that maintain a store: prune, gc, verify, reindex, migrate, backup, restore-backup."""
+"""Commands that maintain a store: prune, gc, verify, index, reindex, migrate, backup, restore-backup."""
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -262,6 +264,35 @@ def _problems(report: VerifyReport) -> Iterator[str]:
         yield f"the search index lacks messages of {count(len(report.misindexed), 'thread')}"
 
 
+@command(examples=("backtrail index",))
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C: index new messages as they are saved.")
+@click.option(
+    "--every",
+    type=Duration(),
+    default="1s",
+    metavar="TIME",
+    show_default=True,
+    help="How often --follow looks.",
+)
+def index(session: Invocation, *, out: Output, follow: bool, every: float) -> None:
+    """Bring the search index up to date.
+
+    A search does this, too, and waits for it. With --follow, a worker does it in the background. Several may run.
+    """
+    with session.write() as store:
+        while True:
+            number = store.index()
+            if number or not follow:
+                if out.human:
+                    out.tell(f"indexed {count(number, 'thread')}")
+                else:
+                    out.value({"threads": number})
+                sys.stdout.flush()
+            if not follow:
+                return
+            time.sleep(every)
+
+
 @command(examples=("backtrail reindex",))
 def reindex(session: Invocation, *, out: Output) -> None:
     """Rebuild the search index.
@@ -343,4 +374,4 @@ def restore_backup(session: Invocation, *, out: Output, backup: str, yes: bool) 
         out.value({"backup": backup, "replaced": replaced})
 
 
-COMMANDS: Final = (prune, gc, verify, reindex, migrate, backup, restore_backup)
+COMMANDS: Final = (prune, gc, verify, index, reindex, migrate, backup, restore_backup)

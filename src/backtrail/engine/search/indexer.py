@@ -17,8 +17,9 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.backends.port import IndexEntry, IndexState, Splice, Undone
-from backtrail.engine import journal, payload, throttle
+from backtrail.backends.port import IndexEntry, IndexesMany, IndexState, NewList, Splice, Undone
+from backtrail.engine import bulk, journal, payload, throttle
+from backtrail.engine.bulk import BulkReader
 from backtrail.engine.compression import squeeze, stands_beside, unsqueeze
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import extract, normalize
@@ -28,13 +29,15 @@ from backtrail.engine.tree.tree import CUT, SET, SPLICE
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from backtrail.backends.port import Backend, IndexHit, Row, ThreadRecord
-    from backtrail.engine.reader import StoreReader
+    from backtrail.engine.reader import StoreReader, Tip
     from backtrail.engine.tree.chunked import Spine
     from backtrail.engine.tree.nodes import Nodes
     from backtrail.engine.tree.tree import Op, Tree
+
+    _Marked = list[tuple[ThreadRecord, IndexState]]
 
 
 _KEY: Final = encode.atom("messages", Types())
@@ -46,19 +49,28 @@ class ArrivalTimes:
     They are read when the first is asked for: messages that have a time of their own need none.
     """
 
-    def __init__(self, reader: StoreReader, record: ThreadRecord, head: Row, *, lowest: int, since: int) -> None:
-        self._read = partial(self._starts_of, reader, record, head, lowest, since)
+    def __init__(
+        self,
+        reader: StoreReader,
+        record: ThreadRecord,
+        head: Row,
+        *,
+        lowest: int,
+        since: int,
+        chain: list[Row] | None = None,
+    ) -> None:
+        self._read = partial(self._starts_of, reader, record, head, lowest, since, chain)
         self._starts: list[tuple[int, int]] | None = None
 
     @staticmethod
-    def _starts_of(
-        reader: StoreReader, record: ThreadRecord, head: Row, lowest: int, since: int
+    def _starts_of(  # noqa: PLR0917 - the arguments of the constructor
+        reader: StoreReader, record: ThreadRecord, head: Row, lowest: int, since: int, chain: list[Row] | None
     ) -> list[tuple[int, int]]:
         """Return pairs of a first position and the time of the checkpoint that added it, ascending."""
         starts: list[tuple[int, int]] = []
         low: int | None = None  # the shortest length of the list so far
         time = head.created_at
-        for row, length in _lengths(reader, record, head):
+        for row, length in _lengths(reader, record, head, chain):
             if low is None:
                 low = length
             elif length < low:
@@ -78,15 +90,19 @@ class ArrivalTimes:
         return self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1][1]
 
 
-def _lengths(reader: StoreReader, record: ThreadRecord, head: Row) -> Iterator[tuple[Row, int]]:
+def _lengths(
+    reader: StoreReader, record: ThreadRecord, head: Row, chain: list[Row] | None
+) -> Iterator[tuple[Row, int]]:
     """Yield the checkpoints that led to a head, newest first, each with the length of its list of messages.
 
-    The iteration ends at a checkpoint that was removed or cannot be read.
+    The iteration ends at a checkpoint that was removed or cannot be read. `chain` has the rows of the head's chain, if
+    the caller has read them.
     """
     row: Row | None = head
     while row is not None:
         try:
-            rows = reader.chain_rows(record, row)
+            rows = chain or reader.chain_rows(record, row)
+            chain = None
             yield from reversed(_chain_lengths(reader, record, rows))
         except (Corrupt, NotFound):
             return
@@ -138,6 +154,10 @@ _LOOKS: Final = 3
 """The number of attempts to read a thread while other processes delete its checkpoints."""
 _GROUP: Final = 64
 """The most threads that one group of commits updates."""
+_BEHIND: Final = 10_000
+"""The largest number of marked threads that is counted."""
+_NEW: Final = 128
+"""How many threads without a list are read at a time."""
 _SLICE: Final = 128
 """The most messages that one change adds."""
 _SLICE_BYTES: Final = 1024 * 1024
@@ -169,22 +189,107 @@ def catch_up(
     *,
     known: bool = False,
     progress: Callable[[str, int], None] | None = None,
-) -> None:
-    """Bring the index up to date with the marked threads in `where`; with `known`, with those that are in the index."""
+) -> int:
+    """Bring the index up to date with the marked threads in `where`; with `known`, with those that are in the index.
+
+    Return how many threads were indexed.
+    """
     backend = reader.backend
-    after = count = 0
-    chosen = None if where.threads is None else set(where.threads)
-    while numbers := backend.unindexed(after, _PAGE):
-        after = numbers[-1]
-        queue: deque[_ThreadIndexer] = deque()
-        for number in numbers if chosen is None else chosen.intersection(numbers):
-            record = backend.thread(number)
-            if record is not None and where.has(record) and not (known and backend.indexed(number).seq == 0):
-                queue.append(_ThreadIndexer(reader, record))
-        _process(backend, queue)
-        count += len(numbers)
+    count = indexed = 0
+    pages = _all_marked(backend) if where.threads is None else _marked_among(backend, where.threads)
+    for page in pages:
+        listed = [(record, state) for record, state in page if where.has(record) and not (known and state.seq == 0)]
+        done = _NewLists(reader, backend).add(listed) if isinstance(backend, IndexesMany) else set()
+        _process(backend, deque(_ThreadIndexer(reader, record) for record, _ in listed if record.no not in done))
+        count += len(page)
+        indexed += len(listed)
         if progress:
             progress("index", count)
+    return indexed
+
+
+def behind(backend: Backend) -> int:
+    """Return how many threads have changes that the index lacks, at most `_BEHIND`."""
+    return len(backend.unindexed(0, _BEHIND))
+
+
+def _all_marked(backend: Backend) -> Iterator[_Marked]:
+    """Yield the marked threads in pages, each with the version of its list."""
+    after = 0
+    while page := _marked(backend, after):
+        after = page[-1][0].no
+        yield page
+
+
+def _marked_among(backend: Backend, threads: Sequence[int]) -> Iterator[_Marked]:
+    """Yield those of the threads that are marked, however many others are."""
+    for no in threads:
+        record = backend.thread(no) if backend.unindexed(no - 1, 1) == [no] else None
+        if record is not None:
+            yield [(record, backend.indexed(no))]
+
+
+def _marked(backend: Backend, after: int) -> _Marked:
+    """Return the next marked threads, each with the version of its list."""
+    if isinstance(backend, IndexesMany):
+        return backend.marked(after, _PAGE)
+    while numbers := backend.unindexed(after, _PAGE):
+        records = [record for record in map(backend.thread, numbers) if record is not None]
+        if records:
+            return [(record, backend.indexed(record.no)) for record in records]
+        after = numbers[-1]
+    return []
+
+
+class _NewLists:
+    """Makes the lists of threads that have none, many at a time. It leaves long lists and damaged threads alone."""
+
+    def __init__(self, reader: StoreReader, backend: IndexesMany) -> None:
+        self._reader = reader
+        self._backend = backend
+        self._bulk = BulkReader(reader)
+
+    def add(self, listed: Sequence[tuple[ThreadRecord, IndexState]]) -> set[int]:
+        """Index the threads without a list; return the numbers of the threads that are done."""
+        records = {(record.space, record.name): record for record, state in listed if state == IndexState(0, 0, 0)}
+        done: set[int] = set()
+        try:
+            tips = list(self._bulk.tips(records).values())
+            heads = [tip for tip in tips if tip.head is not None and tip.record.space != journal.SPACE]
+            others = [tip for tip in tips if tip.head is None or tip.record.space == journal.SPACE]
+            done |= self._write([NewList(tip.record.no, _state(tip, 0), ()) for tip in others])
+            newest = {tip.record.no: tip for tip in heads}
+            for page in bulk.pages([(tip.record, tip.head) for tip in heads if tip.head is not None]):
+                for start in range(0, len(page), _NEW):
+                    places = page[start : start + _NEW]
+                    chains = self._bulk.chains(places)
+                    pairs = zip(places, chains, strict=True)
+                    lists = [self._list(newest[record.no], chain) for (record, _), chain in pairs]
+                    done |= self._write([each for each in lists if each is not None])
+        except (Corrupt, NotFound):
+            return done  # the others are read one by one
+        return done
+
+    def _list(self, tip: Tip, chain: list[Row]) -> NewList | None:
+        """Return the list of a thread; None if it is too long for one change."""
+        indexer = _ThreadIndexer(self._reader, tip.record)
+        entries = indexer.whole_list(tip, chain)
+        return None if entries is None else NewList(tip.record.no, _state(tip, len(entries)), tuple(entries))
+
+    def _write(self, lists: list[NewList]) -> set[int]:
+        """Write the lists in slices of about `_SLICE` messages, so that a save of one of the threads waits briefly."""
+        done: set[int] = set()
+        waiting: list[NewList] = []
+        for each in lists:
+            waiting.append(each)
+            if sum(len(waits.entries) for waits in waiting) >= _SLICE:
+                done |= self._backend.index_new(waiting)
+                waiting = []
+        return done | self._backend.index_new(waiting) if waiting else done
+
+
+def _state(tip: Tip, items: int) -> IndexState:
+    return IndexState(tip.head.seq if tip.head else 0, items, tip.newest.seq)
 
 
 def _process(backend: Backend, queue: deque[_ThreadIndexer]) -> None:
@@ -286,16 +391,29 @@ class _ThreadIndexer:
                 self._newest = tip.newest.seq if tip else 0
                 return
 
-    def _listed(self, row: Row) -> _MessageList | None:
+    def _listed(self, row: Row, tree: Tree | None = None) -> _MessageList | None:
         if self.record.space == journal.SPACE:  # the run's checkpoints have the same messages
             return None
-        tree = self._reader.chain(self.record, row).tree
+        if tree is None:
+            tree = self._reader.chain(self.record, row).tree
         if self.record.space == journal.RUN and extract.has(tree, "conversation"):  # it has the same messages
             return None
         spine = extract.listed(tree)
         return None if spine is None else _MessageList(row, spine, tree.nodes)
 
     # -- differences ----------------------------------------------------------------------------
+
+    def whole_list(self, tip: Tip, chain: list[Row]) -> list[IndexEntry | None] | None:
+        """Return the entries of a thread's list, from the chain of its head; None if one change cannot add them all."""
+        head = tip.head
+        target = None if head is None else self._listed(head, self._reader.read_chain(head, chain).tree)
+        if head is None or target is None:
+            return []
+        if target.spine.length > _SLICE:
+            return None
+        self._arrivals = ArrivalTimes(self._reader, self.record, head, lowest=0, since=0, chain=chain)
+        entries = self._entries(target, 0)
+        return entries if len(entries) == target.spine.length else None
 
     def _plan(self, was: IndexState, target: _MessageList) -> tuple[list[Splice], int]:
         """Return splices that make the index's list a prefix of the target's, and the length of that prefix."""

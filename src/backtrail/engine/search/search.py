@@ -1,7 +1,7 @@
 """Search: the messages of all heads that match a query.
 
-A search first updates the index, so it finds all messages that were saved before. The backend then returns entries that
-may match. This module checks each of them, so a query means the same on every backend.
+The caller updates the index first, so a search finds all messages that were saved before. The backend returns entries
+that may match. This module checks each of them, so a query means the same on every backend.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from backtrail.errors import Invalid
 from backtrail.models import Hit, when
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from backtrail.backends.port import IndexHit
     from backtrail.engine.reader import StoreReader
     from backtrail.engine.search.query import Query, TextMatch
     from backtrail.models import Period
-
-    Progress = Callable[[str, int], None] | None
 
 RANKED: Final = 1000
 """How many of the newest matches a search by score ranks."""
@@ -79,10 +77,8 @@ def newest(
     *,
     after: SearchCursor | None,
     limit: int,
-    progress: Progress = None,
 ) -> list[Hit]:
     """Return matching messages, newest first."""
-    catch_up(reader, where, progress=progress)
     return list(map(_hit, islice(_matching(reader, query, where, period, after), limit)))
 
 
@@ -94,10 +90,8 @@ def best(
     *,
     after: SearchCursor | None,
     limit: int,
-    progress: Progress = None,
 ) -> list[Hit]:
     """Return matching messages, highest score first, from the newest `RANKED` matches."""
-    catch_up(reader, where, progress=progress)
     ranked = sorted(
         islice(_matching(reader, query, where, period, None), RANKED), key=lambda each: each.rank, reverse=True
     )
