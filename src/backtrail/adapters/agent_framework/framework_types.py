@@ -23,7 +23,7 @@ from agent_framework import (
 from agent_framework._workflows._agent_executor import AgentExecutorRequest, AgentExecutorResponse
 
 from backtrail.engine.schema.registry import Type
-from backtrail.errors import Corrupt, Invalid
+from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,10 @@ def _dump_event(known: dict[str, Any], event: Any) -> dict[str, Any]:
 def _load_event(known: dict[str, Any], found: dict[str, Any]) -> Any:
     missing = [found.get(field) for field in ("request_type", "response_type") if found.get(field) not in known]
     if missing:
-        raise Corrupt(f"a request of the workflow is about {missing[0]!r}: pass the class in types=[...]")
+        raise Invalid(
+            f"a request of the workflow is about {missing[0]!r}, which is not known: pass the class in types=[...]",
+            code="invalid.type",
+        )
     event = WorkflowEvent.from_dict(found, allowed_types=known)
     event.origin = WorkflowEventSource(found[_ORIGIN])
     return event
