@@ -8,6 +8,7 @@ import pytest
 
 import backtrail
 from backtrail.cli import output, parameters
+from backtrail.cli.commands import maintenance
 from backtrail.maintenance.repair import steps
 from backtrail.maintenance.verify import Findings
 from tests.conformance.base import Clock
@@ -279,6 +280,24 @@ def test_verify_resume_warns_and_reads_everything(trip_store):
     done = good("verify", "--resume")
     assert done.out == "7 threads, 12 states read: no damage\n"
     assert done.err == "warning: --resume is deprecated: verify reads everything\n"
+
+
+def test_index_follows_new_messages(trip_store, monkeypatch):
+    good("index")
+    names = ["a", "b"]
+
+    def save_instead_of_sleeping(seconds):
+        assert seconds == 5
+        if not names:
+            raise KeyboardInterrupt
+        with backtrail.open("agents.db") as store:
+            assert store.search("fox", wait=False).behind == 0
+            store.thread(names.pop()).save({"messages": ["a fox"]})
+
+    monkeypatch.setattr(maintenance, "time", types.SimpleNamespace(sleep=save_instead_of_sleeping))
+    done = run("index", "--follow", "--every", "5s")
+    assert done.out.splitlines() == ["indexed 1 thread"] * 2
+    assert len(good("search", "fox", "--no-wait", "--jsonl").rows) == 2
 
 
 def test_reindex_rebuilds_the_index(trip_store):
