@@ -163,7 +163,7 @@ class Clients:
                     places = [kept.index(item) for item in acknowledged[-200:]]
                     assert places == sorted(places)
             assert not self.reader.fell
-            assert not [id for id in self.reader.gone if store.checkpoint(id) is not None]
+            assert not [each for each in self.reader.gone if store.checkpoint(each) is not None]
             history = [checkpoint.id for checkpoint in store.thread("shared").history()][1:]
             self._ended.clear()
             self.watcher.work()
