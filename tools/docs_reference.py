@@ -77,14 +77,14 @@ PARTS = {
         "Typed states",
         "backtrail",
         "schema upcast Type Member Record",
-        "States that are your own classes. Guide: [typed states](../threads.md#typed-states).",
+        "States that are your own classes. Guide: [typed states](../types.md#typed-states).",
     ),
     "errors": Part(
         "Errors",
         "backtrail",
         "Error NotFound Conflict Invalid Corrupt Unavailable InDoubt CommitUnknown",
         "Every exception that backtrail raises on purpose. Each has a stable `code`: [the table of "
-        "codes](../threads.md#errors).",
+        "codes](../errors.md).",
     ),
     "builtins": Part(
         "Builtins and the server",
