@@ -9,6 +9,7 @@ from backtrail.engine import log
 from backtrail.engine.reader import LogReader
 from backtrail.sealed import keyring
 from backtrail.sealed.backend import SealedBackend
+from backtrail.sealed.cipher import bound_of
 from tests.support.sealing import KINDS, sealed_at
 
 LONG = {"messages": [{"role": "user", "content": f"{n} " * 200} for n in range(300)]}
@@ -282,3 +283,14 @@ def test_thread_that_starts_again_under_another_agent_is_sound(store):
     assert store.thread("a").load().state == {"n": 2}
     assert store.info("a").agent == "new"
     assert store.verify().ok
+
+
+def test_record_that_another_process_has_replaced_is_not_used(store):
+    backend = SealedBackend(store._backend.below, store._backend.keyring)
+    record = backend.find_thread("thread", "a")
+    assert backend.newest(record.no)
+    store.thread("a").delete()
+    store.thread("a", agent="new").save({"n": 1})
+    assert log.is_sound(backend.newest(record.no), record.uid)
+    backend.forget_keys()  # as after a rotation
+    assert backend._sealing(record.no).bound == bound_of(backend.below.thread(record.no))

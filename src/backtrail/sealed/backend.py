@@ -142,7 +142,13 @@ class SealedBackend:
             found = known.get(record.no) or self._threads.get(record.no)
             if found is not None and found.bound != (bound := bound_of(record)):
                 _keep(known, record.no, found.cipher, bound)
+                self._forget_last(record.no)
         return record
+
+    def _forget_last(self, no: int) -> None:
+        """Do not use the record that was found last: it has changed."""
+        if self._last is not None and self._last.no == no:
+            self._last = None
 
     def _open(self, no: int, row: Row) -> Row:
         return self.open_rows(no, (row,))[0]
@@ -375,6 +381,7 @@ class SealedBackend:
         for no, bound in bounds.items():
             if no >= 0:
                 _keep(known, no, self._thread(no).cipher, bound)
+                self._forget_last(no)
         if self._calling.renewed is None:
             self._check_renewed(renewed)
         else:
