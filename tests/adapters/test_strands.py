@@ -1,7 +1,12 @@
 """Runs the tests of the Strands adapter (`strands_cases.py`) in an environment of its own: its pin of mcp conflicts."""
 
+import pkgutil
+import subprocess
+import sys
+
 import pytest
 
+import backtrail.adapters
 from tests.support.environments import run_cases
 
 
@@ -11,6 +16,19 @@ def test_a_missing_extra_is_named():
     except ImportError:
         with pytest.raises(ImportError, match=r"pip install 'backtrail\[strands\]'"):
             import backtrail.adapters.strands  # noqa: F401
+
+
+BLOCKED = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(["langgraph", "agents", "claude_agent_sdk", "pydantic_ai"]))
+for name in sys.argv[1:]:
+    importlib.import_module(f"backtrail.adapters.{name}")
+"""
+
+
+def test_parts_that_adapters_share_need_no_framework():
+    shared = [each.name for each in pkgutil.iter_modules(backtrail.adapters.__path__) if not each.ispkg]
+    subprocess.run([sys.executable, "-c", BLOCKED, *shared], check=True)
 
 
 @pytest.mark.torture  # installing takes most of a minute

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from backtrail.adapters.langgraph.headers import KEY
+from backtrail.engine.adapter_labels import MARK
 from backtrail.engine.asides import RUN
 from backtrail.engine.rows import Meta
 from backtrail.engine.tree.decode import Unpacker
@@ -53,7 +53,7 @@ def save_alone(thread: Thread[Any], state: dict[str, Any], label: str | None, me
 def _meta(thread: Thread[Any], label: str | None, metadata: RowMetadata) -> Meta:
     if metadata and thread._redact is not None:  # noqa: SLF001 - as above
         given = Unpacker(thread._types)(metadata) if isinstance(metadata, bytes) else metadata  # noqa: SLF001
-        own = {KEY, RUN}  # ids that lead from checkpoint to checkpoint
+        own = {MARK, RUN}  # ids that lead from checkpoint to checkpoint
         metadata = {key: value if key in own else thread._redacted(value) for key, value in given.items()}  # noqa: SLF001
     packed = metadata if isinstance(metadata, bytes) else thread._metadata(metadata)  # noqa: SLF001 - as above
     return Meta(label=check_label(label), metadata=packed)

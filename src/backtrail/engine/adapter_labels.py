@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row
     from backtrail.engine.schema.registry import Types
 
-_MARK: Final = "__langgraph__"
+MARK: Final = "__langgraph__"
+"""The metadata key of what LangGraph's adapter adds to a checkpoint."""
 _DELTAS: Final = "held"
 """A key of the mark: the checkpoint has delta channels, whose values are rebuilt from earlier checkpoints."""
 
@@ -35,7 +36,7 @@ def has_deltas(row: Row, types: Types) -> bool:
 
 def mark_of(row: Row, types: Types) -> dict[str, Any] | None:
     """Return the adapter's mark in a row's metadata; None if no adapter wrote the row."""
-    mark = _metadata(row, types).get(_MARK)
+    mark = _metadata(row, types).get(MARK)
     return mark if isinstance(mark, dict) else None
 
 
@@ -43,7 +44,7 @@ def _metadata(row: Row, types: Types) -> dict[str, Any]:
     """Return the metadata of a row; an empty dict if no adapter wrote the row, or if it cannot be read."""
     try:
         metadata = log.unpack_extra(row)[0]
-        decoded = unpacker.Unpacker(types)(metadata) if _MARK.encode() in metadata else None
+        decoded = unpacker.Unpacker(types)(metadata) if MARK.encode() in metadata else None
     except Corrupt:
         return {}
     return decoded if isinstance(decoded, dict) else {}
@@ -62,7 +63,7 @@ class Under(NamedTuple):
 def under(row: Row, types: Types) -> Under | None:
     """Return the outer checkpoint and run that a row of a namespace names; None if the row names no checkpoint."""
     metadata = _metadata(row, types)
-    mark, parents = metadata.get(_MARK), metadata.get(_PARENTS)
+    mark, parents = metadata.get(MARK), metadata.get(_PARENTS)
     fields = mark.get(_UNDER) if isinstance(mark, dict) else None
     if not isinstance(fields, list):
         fields = [parents.get("")] if isinstance(parents, dict) else []

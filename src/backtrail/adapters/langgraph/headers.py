@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import get_checkpoint_metadata
 
 from backtrail.adapters.langgraph.config import GraphNamespace, label_of, outer_checkpoint_of, run_of
 from backtrail.adapters.plain_values import packed_plain, plain_data
+from backtrail.engine.adapter_labels import MARK
 from backtrail.engine.asides import RUN
 from backtrail.errors import Corrupt, Invalid
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from backtrail import Checkpoint
 
-KEY: Final = "__langgraph__"
+KEY: Final = MARK
 DELTA_COUNTERS: Final = "counters_since_delta_snapshot"
 """The metadata in which LangGraph counts the steps since a delta channel last stored its value."""
 _METADATA_MAX: Final = 3500
