@@ -67,7 +67,7 @@ PARTS = {
     "values": Part(
         "Values and reports",
         "backtrail",
-        "ThreadInfo AgentInfo ConversationInfo Hit Stats StatePart Items Diff Change Reordered PruneReport "
+        "ThreadInfo AgentInfo ConversationInfo Hit Hits Stats StatePart Items Diff Change Reordered PruneReport "
         "GcReport VerifyReport "
         "Damage Salvage MigrateReport ExportReport ImportReport CopyReport ErasureReport ErasedThread Erased "
         "KeyStatus KeyReport",

@@ -69,6 +69,7 @@ _WRITING: Final = "progress callbacks must not use the store during an import: u
 def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportReport:
     """Import all threads of an export file into a store, or raise and write nothing."""
     check_progress(progress)
+    engine.outside()
     with Archive(path_of(path), progress) as archive:
         return import_archive(engine, archive, progress)
 
