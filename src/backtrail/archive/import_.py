@@ -70,6 +70,7 @@ _WRITING: Final = "progress callbacks must not use the store during an import: u
 def import_(engine: Engine, path: Any, progress: Progress | None, *, secret: Secret | None = None) -> ImportReport:
     """Import all threads of an export file into a store, or raise and write nothing. `secret` opens the file."""
     check_progress(progress)
+    engine.outside()  # raises inside of a transaction, before the file is opened
     with Archive(path_of(path), progress, secret=secret) as archive:
         return import_archive(engine, archive, progress)
 

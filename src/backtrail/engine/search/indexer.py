@@ -15,12 +15,14 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from backtrail.backends.defaults import select
 from backtrail.backends.port import IndexEntry, IndexesMany, IndexState, NewList, Splice, Undone
 from backtrail.engine import bulk, journal, payload, throttle
 from backtrail.engine.bulk import BulkReader
 from backtrail.engine.compression import squeeze, stands_beside, unsqueeze
+from backtrail.engine.reader import StoreReader
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import extract, normalize
 from backtrail.engine.tree import chunked, diff, encode
@@ -29,10 +31,10 @@ from backtrail.engine.tree.tree import CUT, SET, SPLICE
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from backtrail.backends.port import Backend, IndexHit, Row, ThreadRecord
-    from backtrail.engine.reader import StoreReader, Tip
+    from backtrail.engine.reader import Tip
     from backtrail.engine.tree.chunked import Spine
     from backtrail.engine.tree.nodes import Nodes
     from backtrail.engine.tree.tree import Op, Tree
@@ -199,10 +201,14 @@ def catch_up(
     pages = _all_marked(backend) if where.threads is None else _marked_among(backend, where.threads)
     for page in pages:
         listed = [(record, state) for record, state in page if where.has(record) and not (known and state.seq == 0)]
-        done = _NewLists(reader, backend).add(listed) if isinstance(backend, IndexesMany) else set()
-        _process(backend, deque(_ThreadIndexer(reader, record) for record, _ in listed if record.no not in done))
-        count += len(page)
         indexed += len(listed)
+        source = reader
+        if isinstance(backend, IndexesMany):
+            done = _NewLists(reader, backend).add(listed)
+            listed = [each for each in listed if each[0].no not in done]
+            source = _prefetched(reader, listed)
+        _process(backend, deque(_ThreadIndexer(source, record, reader) for record, _ in listed))
+        count += len(page)
         if progress:
             progress("index", count)
     return indexed
@@ -288,6 +294,58 @@ class _NewLists:
         return done | self._backend.index_new(waiting) if waiting else done
 
 
+class _PrefetchedRows:
+    """A read-only backend that has read the newest rows, the heads' chains and the lists' versions of some threads."""
+
+    def __init__(self, backend: Backend, states: Mapping[int, IndexState]) -> None:
+        self._backend = backend
+        self._states = states
+        self._newest: dict[int, Row] = {}
+        self._chains: dict[int, list[Row]] = {}
+
+    def add(self, tip: Tip, chain: list[Row]) -> None:
+        """Add a thread. Its chain counts only if no row is missing between its first and its last row."""
+        if chain[-1].seq - chain[0].seq + 1 == len(chain):
+            self._newest[tip.record.no] = tip.newest
+            self._chains[tip.record.no] = chain
+
+    def indexed(self, thread: int) -> IndexState:
+        """Return the version of a thread's list."""
+        return self._states.get(thread) or self._backend.indexed(thread)
+
+    def newest(self, thread: int) -> Row | None:
+        """Return the newest row of a thread."""
+        return self._newest.get(thread) or self._backend.newest(thread)
+
+    def rows(self, thread: int, ranges: Sequence[tuple[int, int]], **options: Any) -> list[Row]:
+        """Return rows of a thread, from its chain if that has all of them."""
+        chain = self._chains.get(thread)
+        if chain and all(chain[0].seq <= low and high <= chain[-1].seq for low, high in ranges):
+            return select(chain, ranges, **options)
+        return self._backend.rows(thread, ranges, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+def _prefetched(reader: StoreReader, listed: _Marked) -> StoreReader:
+    """Return a reader that has read what `_ThreadIndexer` needs of these threads, in a few calls."""
+    rows = _PrefetchedRows(reader.backend, {record.no: state for record, state in listed})
+    bulk_reader = BulkReader(reader)
+    try:
+        tips = bulk_reader.tips({(record.space, record.name): record for record, _ in listed})
+        heads = {tip.record.no: tip for tip in tips.values() if tip.head and tip.record.space != journal.SPACE}
+        places = [(tip.record, tip.head) for tip in heads.values() if tip.head is not None]
+        page = next(bulk.pages(places), [])  # as many as fit into memory
+        for (record, _), chain in zip(page, bulk_reader.chains(page) if page else [], strict=True):
+            rows.add(heads[record.no], chain)
+    except (Corrupt, NotFound):
+        return reader
+    made = StoreReader(cast("Backend", rows), reader.types, reader.options, reader.clock)
+    made.cache = reader.cache
+    return made
+
+
 def _state(tip: Tip, items: int) -> IndexState:
     return IndexState(tip.head.seq if tip.head else 0, items, tip.newest.seq)
 
@@ -333,9 +391,11 @@ class _IndexChange(NamedTuple):
 class _ThreadIndexer:
     """Updates the index for one thread, change by change."""
 
-    def __init__(self, reader: StoreReader, record: ThreadRecord) -> None:
+    def __init__(self, reader: StoreReader, record: ThreadRecord, later: StoreReader | None = None) -> None:
         self.record = record
         self._reader = reader
+        self._later = later or reader
+        """The reader to use if the first reader's data turns out to be old."""
         self._was: IndexState | None = None
         """The state of the thread's list in the index, once it was read."""
         self._seq = 0
@@ -377,6 +437,7 @@ class _ThreadIndexer:
     def settle(self, change: _IndexChange, *, taken: bool) -> None:
         """Record whether the backend accepted a change (`taken`). If not, the index is read again next."""
         self._was = change.now if taken else None
+        self._reader = self._reader if taken else self._later
         self._done = taken and (self._target is None or change.now.items == self._target.spine.length)
 
     def _look(self) -> None:
