@@ -44,6 +44,7 @@ LINES = {
     "prune": "prune --keep-last 1 --yes",
     "gc": "gc",
     "verify": "verify",
+    "index": "index",
     "reindex": "reindex",
     "migrate": "migrate --yes",
     "backup": "backup copy.db",

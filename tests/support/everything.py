@@ -129,6 +129,7 @@ def commands(text):
         ["restore", f"{planner}@{text('before-lunch')}"],
         ["undo", planner, "--restore"],
         ["verify"],
+        ["index"],
         ["reindex"],
         ["gc"],
         ["migrate"],
