@@ -4,7 +4,6 @@ Each field of a file is forged here in turn.
 """
 
 import os
-import time
 import tracemalloc
 from contextlib import ExitStack, closing
 
@@ -26,6 +25,7 @@ from backtrail.engine.tree import msgpack
 from backtrail.engine.tree import nodes as nodes_of
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.nodes import Cache, Nodes
+from tests.support.effort import at_most
 from tests.support.sample_store import everything
 from tests.support.servers import place
 
@@ -93,6 +93,10 @@ def test_unchanged_file_is_imported(memory, tmp_path):
 # -- gaps -------------------------------------------------------------------------------------------
 
 
+MANY = 500_000
+"""Calls: far fewer than there are seqs in the gaps, or items in the bombs, of these files."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_gaps_between_seqs_cost_nothing(kind, opened, memory, tmp_path):
     for n in range(3):
@@ -105,19 +109,18 @@ def test_large_gaps_between_seqs_cost_nothing(kind, opened, memory, tmp_path):
     remade(memory, tmp_path / "gaps", row=far)
     store = opened(kind)
     before = store.stats().stored_bytes
-    clock = time.process_time()
-    assert store.import_(tmp_path / "gaps").rows == 3
-    thread = store.thread("t")
-    made = [*thread.history()]
-    assert [each.label for each in made] == ["l0", "l1", "l2"]
-    assert [thread.load(each.id[:digits]) for each in made for digits in (3, 6, 12)] == [
-        each for each in made for _ in range(3)
-    ]
-    assert [thread.save({"n": 4}).seq, thread.undo().seq] == [2_000_000_001, 2_000_000_000]
-    store.gc()
-    store.export(tmp_path / "again")
-    assert store.verify().ok
-    assert time.process_time() - clock < 2
+    with at_most(MANY):
+        assert store.import_(tmp_path / "gaps").rows == 3
+        thread = store.thread("t")
+        made = [*thread.history()]
+        assert [each.label for each in made] == ["l0", "l1", "l2"]
+        assert [thread.load(each.id[:digits]) for each in made for digits in (3, 6, 12)] == [
+            each for each in made for _ in range(3)
+        ]
+        assert [thread.save({"n": 4}).seq, thread.undo().seq] == [2_000_000_001, 2_000_000_000]
+        store.gc()
+        store.export(tmp_path / "again")
+        assert store.verify().ok
     if kind != "postgres":
         assert store.stats().stored_bytes - before < 200_000
 
@@ -171,12 +174,10 @@ def source(store):
 def refused(store, path):
     """Import a forged file: it is refused at once, and the store is unchanged."""
     before = everything(store)
-    clock = time.process_time()
-    with pytest.raises(Corrupt) as caught:
+    with at_most(MANY), pytest.raises(Corrupt) as caught:
         store.import_(path)
     assert caught.value.code == "corrupt.export"
     assert str(path) in str(caught.value)
-    assert time.process_time() - clock < 1
     assert everything(store) == before
 
 
@@ -368,9 +369,7 @@ def test_a_state_of_few_bytes_that_repeat_is_refused(made, size, memory, tmp_pat
         store.export(tmp_path / "sound")
         path = remade(store, tmp_path / "1", row=as_bomb(*made, size))
         assert path.stat().st_size < 5000
-        began = time.monotonic()
         refused(memory, path)
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(("made", "size"), [REPEATED["that says it is small"], REPEATED["of which no list says so"]])
@@ -385,11 +384,9 @@ def test_a_stored_bomb_is_not_decoded(made, size, tmp_path):
             'UPDATE row SET root = ?, size = ?, payload = ?, "check" = ?', (row.root, row.size, row.payload, row.check)
         )
     with backtrail.open(tmp_path / "s.db") as store:
-        began = time.monotonic()
-        with pytest.raises(Corrupt) as caught:
+        with at_most(MANY), pytest.raises(Corrupt) as caught:
             store.thread("t").load().state  # noqa: B018
         assert caught.value.code == "corrupt.encoding"
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(("made", "size"), REPEATED.values(), ids=REPEATED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from backtrail import Invalid
 from tests.conformance.base import Suite, chunks_read
+from tests.support.effort import at_most
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,12 +183,9 @@ class Queries(Suite):
     def test_long_phrase_costs_as_much_as_a_short_one(self, store: Store) -> None:
         say(store, *(f"b a {number}" for number in range(500)))
         store.search("a")
-        took = []
         for query in ('"a b"', f'"{"a b " * 1500}"', f'"{"a " * 3000}"'):
-            began = time.process_time()
-            assert found(store, query) == []
-            took.append(time.process_time() - began)
-        assert max(took[1:]) < 4 * took[0] + 0.05
+            with at_most(200_000):
+                assert found(store, query) == []
 
     @pytest.mark.parametrize("query", ["", " ", "\n\t", "...", "*", '"', '""', '"*"*', "\0", "\ud800", "-"])
     def test_a_query_without_a_word_is_refused(self, store: Store, query: str) -> None:
