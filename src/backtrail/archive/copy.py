@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backtrail.archive.export import export
 from backtrail.archive.import_ import import_archive
@@ -19,7 +19,7 @@ from backtrail.store import Store, open  # noqa: A004 - as backtrail.open
 from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from backtrail.archive.format import ThreadEntry
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from backtrail.transaction import Engine
 
     Progress = Callable[[str, int], None] | None
+
+_PAGE_ROWS: Final = 10_000
+"""Threads are compared at once as long as they do not have more rows than this together."""
 
 
 def copy(
@@ -100,33 +103,49 @@ def copy_engine(
             report = import_archive(engine, archive, progress, verified=True)
             backend = engine.reader.backend
             copied = [entry for entry in archive.entries if entry.thread[:2] not in report.refused]
-            count = sum(_count_equal(backend, archive, entry) for entry in copied)
+            count = sum(_count_equal(backend, archive, page) for page in _pages(copied))
     counts = (report.threads, report.created, report.extended, count)
     return CopyReport(*counts, report.erased, report.refused, report.remains)
 
 
-def _count_equal(backend: Backend, archive: Archive, entry: ThreadEntry) -> int:
-    """Return how many visible checkpoints of a thread the target store has; `Corrupt` if one differs from the file.
+def _pages(entries: list[ThreadEntry]) -> Iterator[list[ThreadEntry]]:
+    page: list[ThreadEntry] = []
+    rows = 0
+    for entry in entries:
+        if page and rows + entry.newest > _PAGE_ROWS:
+            yield page
+            page, rows = [], 0
+        page.append(entry)
+        rows += entry.newest
+    if page:
+        yield page
+
+
+def _count_equal(backend: Backend, archive: Archive, page: Sequence[ThreadEntry]) -> int:
+    """Return how many visible checkpoints of some threads the target has; `Corrupt` if one differs from the file.
 
     Checkpoints are compared by op_id and root. Agent checkpoints are compared by op_id only, because a repair on either
     side may have changed their content.
     """
-    record = backend.thread_with_uid(entry.uid)
-    here = {row.seq: row for row in backend.rows(record.no, [(1, entry.newest)])} if record else {}
-    roots = entry.thread.space != manifests.SPACE
+    spaces = {entry.thread.space for entry in page}
+    named = {space: [entry.thread.name for entry in page if entry.thread.space == space] for space in spaces}
+    records = {space: backend.threads_named(space, names) for space, names in named.items()}
+    found = [(entry, records[entry.thread.space].get(entry.thread.name)) for entry in page]
+    threads = [(entry, record) for entry, record in found if record is not None]
+    here = backend.rows_of([(record.no, 1, entry.newest) for entry, record in threads])
     count = 0
-    for row in archive.rows(entry, 1, entry.newest):
-        if row.op not in log.CHECKPOINTS or row.hidden:
-            continue
-        copied = here.get(row.seq)
-        if copied is not None and (copied.op_id != row.op_id or (roots and copied.root != row.root)):
-            name = log.checkpoint_id(entry.uid, row.seq)
-            raise Corrupt(
-                f"checkpoint {name} of the target store differs from the source",
-                code="corrupt.root",
-                checkpoint_id=name,
-            )
-        count += copied is not None
+    for entry, record in threads:
+        roots = entry.thread.space != manifests.SPACE
+        for row in archive.rows(entry, 1, entry.newest):
+            copied = here.get((record.no, row.seq)) if row.op in log.CHECKPOINTS and not row.hidden else None
+            if copied is not None and (copied.op_id != row.op_id or (roots and copied.root != row.root)):
+                name = log.checkpoint_id(entry.uid, row.seq)
+                raise Corrupt(
+                    f"checkpoint {name} of the target store differs from the source",
+                    code="corrupt.root",
+                    checkpoint_id=name,
+                )
+            count += copied is not None
     return count
 
 

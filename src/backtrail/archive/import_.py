@@ -38,6 +38,7 @@ from backtrail.backends.port import (
     tags_in,
 )
 from backtrail.engine import journal, log, manifests
+from backtrail.engine.bulk import BulkReader
 from backtrail.engine.compression import squeeze
 from backtrail.engine.reader import StoreReader
 from backtrail.engine.tree.decode import Decoder
@@ -131,7 +132,9 @@ def _import(
     while True:
         try:
             _require_known(reader.backend, archive)
-            every = _with_refused_forks(reader.backend, [plan_of(reader.backend, archive, e) for e in archive.entries])
+            records = BulkReader(reader).records([entry.thread[:2] for entry in archive.entries])
+            plans = [plan_of(reader.backend, archive, e, records.get(e.thread[:2])) for e in archive.entries]
+            every = _with_refused_forks(reader.backend, plans)
             refused = [plan for plan in every if plan.refused]
             plans = [plan for plan in every if plan.has_changes]
             shared = _Shared(verified)
@@ -205,11 +208,14 @@ class ThreadPlan(NamedTuple):
         return self.record is not None and self.grows and self.record[4:] != self.entry.thread[3:]
 
 
-def plan_of(backend: Backend, archive: Archive, entry: ThreadEntry) -> ThreadPlan:
-    """Compare a thread of the file with the store and return the plan; `Conflict` if the two have diverged."""
+def plan_of(backend: Backend, archive: Archive, entry: ThreadEntry, record: ThreadRecord | None) -> ThreadPlan:
+    """Compare a thread of the file with the thread of its name in the store, and return the plan.
+
+    `Conflict` if the two have diverged.
+    """
     thread = entry.thread
-    # Another process may import the thread between the two calls. So the record is compared below.
-    record = backend.find_thread(thread.space, thread.name) or backend.thread_with_uid(thread.uid)
+    # Another process may have imported the thread since the record was read. So the record is compared below.
+    record = record or backend.thread_with_uid(thread.uid)
     if record is None:
         if entry.start:
             raise _needs(archive, entry)
