@@ -258,7 +258,7 @@ def settled(store):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
-@pytest.mark.parametrize("kills", lengths(24, 500))
+@pytest.mark.parametrize("kills", lengths(12, 500))
 def test_killed_restore_is_whole_or_absent(opener, kills):
     names = [f"c{n}" for n in range(20)]
     empty = begin(opener, names)

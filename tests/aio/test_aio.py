@@ -901,7 +901,7 @@ async def goes_on(store, thread):
     await thread.save({"n": "over"})
 
 
-@pytest.mark.parametrize(("each", "growth"), lengths((10, 2), (40, 8)))  # there may be thousands of steps
+@pytest.mark.parametrize(("each", "growth"), lengths((6, 2), (40, 8)))  # there may be thousands of steps
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 def test_cancelled_operation_is_done_or_not_at_any_step(opened, op, each, growth):
 

@@ -14,6 +14,7 @@ import backtrail
 from backtrail import Conflict, Erased, Invalid, Message, NotFound, Unavailable
 from backtrail.engine import log
 from tests.conformance.base import Suite
+from tests.support.lengths import lengths
 from tests.support.places import in_memory
 from tests.support.scene import agent, contents, conversation, note, view
 
@@ -361,13 +362,14 @@ class EraseConversations(Suite):
         assert [each.erased for each in store.agents.checkpoints("a")] == [("c3",), ("c3",)]
         assert store.verify().ok
 
+    @pytest.mark.parametrize("every", lengths(2, 1))
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-    def test_a_killed_erasure_is_finished_by_the_next(self, opener: Opener, *, after: bool) -> None:
-        at = 0
+    def test_a_killed_erasure_is_finished_by_the_next(self, opener: Opener, every: int, *, after: bool) -> None:
+        at = 1 - every  # a kill before the third write leaves what a kill after the second would
         with opener(compression=False) as store:
             store.agents.save(agent())
             while True:
-                at += 1
+                at += every
                 store.conversations.save(conversation("stays", *_TEXTS, "stays"), replace=True)
                 _say(store, "c")
                 made = store.agents.checkpoint("a", "one")

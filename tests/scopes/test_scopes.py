@@ -174,7 +174,7 @@ def stores(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["sqlite", "postgres", *(pytest.param(kind, marks=pytest.mark.torture) for kind in ("memory", "file"))]
+    "kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.torture) for kind in ("memory", "file", "postgres"))]
 )
 def test_scope_shows_what_a_store_of_its_own_would(kind, tmp_path):
     with stores(kind, tmp_path) as shared, backtrail.open("memory://") as alone:

@@ -11,6 +11,7 @@ from backtrail import Corrupt, Invalid, Key, Unavailable
 from backtrail.sealed import keyring as keyrings
 from backtrail.sealed import rotation
 from backtrail.sealed.keyring import Keyring
+from tests.support.lengths import lengths
 from tests.support.sample_store import everything, furnish
 from tests.support.sealing import KEY, KINDS, open_copy, sealed_at
 
@@ -122,9 +123,10 @@ STEPS = [
 ]
 
 
+@pytest.mark.parametrize("every", lengths(2, 1))
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-def test_interrupted_rotation_loses_nothing_and_continues(tmp_path, step, after):
+def test_interrupted_rotation_loses_nothing_and_continues(tmp_path, step, after, every):
     with sealed_at("sqlite", tmp_path) as opener:
         with opener() as store:
             furnish(store)
@@ -132,7 +134,7 @@ def test_interrupted_rotation_loses_nothing_and_continues(tmp_path, step, after)
             store.gc()
             wanted = everything(store)
         method = getattr(Keyring, step)
-        for stop_at in range(1, 30):
+        for stop_at in range(1, 30, every):
             with opener() as store:
                 try:
                     with mock.patch.object(Keyring, step, _stopping_at(method, stop_at, after=after)):

@@ -26,7 +26,7 @@ def fill(store):
             run.halt("waiting")
 
 
-def judge(url, phases, *options):
+def judge(url, phases, examples, *options):
     with serving(url, "--write", *options) as (link, _):
         headers = {"Authorization": f"Bearer {TOKEN}"}
         document = httpx2.get(f"{link}api/v1/openapi.json", headers=headers).json()
@@ -34,7 +34,7 @@ def judge(url, phases, *options):
             [
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{link}api/v1/openapi.json"),
                 *("--header", f"Authorization: Bearer {TOKEN}"),
-                *("--phases", phases, "--max-examples", "4", "--seed", "1", "--no-color"),
+                *("--phases", phases, "--max-examples", examples, "--seed", "1", "--no-color"),
             ],
             capture_output=True,
             text=True,
@@ -46,16 +46,16 @@ def judge(url, phases, *options):
     assert f"Tested: {operations}" in done.stdout
 
 
-@pytest.mark.parametrize("phases", lengths("examples,fuzzing", "examples,coverage,fuzzing"))
+@pytest.mark.parametrize(("phases", "examples"), lengths(("examples,fuzzing", "2"), ("examples,coverage,fuzzing", "4")))
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.torture)])
-def test_api_is_as_its_document_says(kind, phases, tmp_path, monkeypatch):
+def test_api_is_as_its_document_says(kind, phases, examples, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # schemathesis keeps examples in the current directory
     if kind == "sqlite":
         with backtrail.open(tmp_path / "a.db") as store:
             fill(store)
-        judge(tmp_path / "a.db", phases)
+        judge(tmp_path / "a.db", phases, examples)
     else:
         with servers.place() as opened:
             with opened() as store:
                 fill(store)
-            judge(servers.server().url, phases, "--schema", opened.keywords["schema"])
+            judge(servers.server().url, phases, examples, "--schema", opened.keywords["schema"])
