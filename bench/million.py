@@ -3,23 +3,25 @@
     python -m bench.million --threads 200000 --checkpoints 2000000
 
 Without --url it starts a server of its own and stops it at the end. With --url it uses that server, and the schema
-stays: then --phase runs one part at a time on the same store. CPU times are those of this process and, if the server is
-its own, of the server.
+stays: then --phase runs one part at a time on the same store. CPU times are those of this process, and of this process
+and the server's connections together, if both run on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import sql
 
 import backtrail
 from bench import server
@@ -28,7 +30,7 @@ from bench.data import Messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PHASES = ("load", "calls", "index", "search", "hot", "verify", "prune", "gc")
+PHASES = ("load", "move", "calls", "index", "search", "hot", "verify", "prune", "gc")
 SIZE = 400
 """The characters of a message."""
 BLOCK = 20_000
@@ -60,14 +62,27 @@ def say(*words: Any) -> None:
 
 
 @contextmanager
-def measured(what: str, count: int) -> Iterator[None]:
-    """Print the rate of the block, by wall time and by the CPU time of this process, and the memory it has needed."""
-    wall, cpu = time.perf_counter(), time.process_time()
+def measured(what: str, count: int, database: psycopg.Connection[Any]) -> Iterator[None]:
+    """Print the rate of the block, by wall time and by CPU time, and the memory that this process has needed."""
+    wall, cpu, server_cpu = time.perf_counter(), time.process_time(), _server_cpu(database)
     yield
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    wall, cpu, now = time.perf_counter() - wall, max(time.process_time() - cpu, 1e-9), _server_cpu(database)
+    both = cpu + sum(seconds - server_cpu.get(pid, 0.0) for pid, seconds in now.items())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    rates = f"{count / wall:,.0f}/s by wall time, {count / max(cpu, 1e-9):,.0f}/s by CPU time of this process"
+    rates = f"{count / wall:,.0f}/s by wall time, {count / cpu:,.0f}/s by CPU time of this process"
+    if now:
+        rates += f", {count / both:,.0f}/s of both"
     say(f"{what}: {count:,} in {wall:.1f} s, {rates}; this process has used {memory} MB at most")
+
+
+def _server_cpu(database: psycopg.Connection[Any]) -> dict[int, float]:
+    """Return the CPU seconds of each of the server's connections; empty if it runs on another machine."""
+    seconds = {}
+    for (pid,) in database.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"):
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def best(what: str, work: Callable[[], Any], rounds: int = 7) -> None:
@@ -96,24 +111,54 @@ def progress(every: int) -> Callable[[str, int], None]:
 
 
 def _load(store: backtrail.Store, database: psycopg.Connection[Any], options: argparse.Namespace) -> None:
-    """Create the threads, each with a first save and appends of one message, in bulk blocks."""
-    each = options.checkpoints // options.threads
-    texts = [message["content"][:SIZE] for message in Messages(1).many(2_000)]
+    """Create the threads in bulk blocks."""
     wal = _wal(database)
-    per_block = max(BLOCK // each, 1)
-    with measured("load", options.threads * each):
-        for start in range(0, options.threads, per_block):
-            with store.bulk():
-                for at in range(start, min(start + per_block, options.threads)):
-                    thread = store.thread(f"t{at}", agent=f"agent{at % 100}")
-                    thread.save({"messages": []})
-                    for n in range(1, each):
-                        text = f"{at} {n} {texts[(at * 7 + n) % len(texts)]}"
-                        thread.append("messages", {"role": "user", "id": f"m{at}.{n}", "content": text})
-            if start // per_block % 10 == 0:
-                say(f"  {(start + per_block) * each:,} checkpoints")
+    with measured("load", options.threads * _each(options), database):
+        _fill(store, options, options.threads)
     say(f"WAL: {(_wal(database) - wal) / options.checkpoints:,.0f} bytes per checkpoint")
     _sizes(database, options)
+
+
+def _each(options: argparse.Namespace) -> int:
+    return int(options.checkpoints // options.threads)
+
+
+def _fill(store: backtrail.Store, options: argparse.Namespace, threads: int) -> None:
+    """Create threads, each with a first save and appends of one message, in bulk blocks."""
+    each = _each(options)
+    texts = [message["content"][:SIZE] for message in Messages(1).many(2_000)]
+    per_block = max(BLOCK // each, 1)
+    for start in range(0, threads, per_block):
+        with store.bulk():
+            for at in range(start, min(start + per_block, threads)):
+                thread = store.thread(f"t{at}", agent=f"agent{at % 100}")
+                thread.save({"messages": []})
+                for n in range(1, each):
+                    text = f"{at} {n} {texts[(at * 7 + n) % len(texts)]}"
+                    thread.append("messages", {"role": "user", "id": f"m{at}.{n}", "content": text})
+        if start // per_block % 10 == 0:
+            say(f"  {(start + per_block) * each:,} checkpoints")
+
+
+def _move(_: backtrail.Store, database: psycopg.Connection[Any], options: argparse.Namespace) -> None:
+    """Import an export, and copy the same store from SQLite, each into a new schema: a tenth of the threads."""
+    threads = max(options.threads // 10, 1)
+    count = threads * _each(options)
+    with tempfile.TemporaryDirectory(prefix="million-") as directory:
+        source, file = f"{directory}/source.db", f"{directory}/export"
+        with backtrail.open(source, durability="relaxed") as small:
+            _fill(small, options, threads)
+            small.export(file)
+        for what in ("import", "copy"):
+            schema = f"{options.schema}_{what}"
+            with backtrail.open(options.url, schema=schema) as target:
+                target.stats()  # its connection exists before the measurement
+                with measured(f"{what} into PostgreSQL", count, database):
+                    if what == "import":
+                        target.import_(file)
+                    else:
+                        backtrail.copy(source, target)
+            database.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
 
 
 def _calls(store: backtrail.Store, database: psycopg.Connection[Any], options: argparse.Namespace) -> None:
@@ -134,7 +179,7 @@ def _calls(store: backtrail.Store, database: psycopg.Connection[Any], options: a
 
 def _index(store: backtrail.Store, database: psycopg.Connection[Any], options: argparse.Namespace) -> None:
     """Index all messages."""
-    with measured("index messages", options.checkpoints - options.threads):
+    with measured("index messages", options.checkpoints - options.threads, database):
         store.index(progress=progress(20_000))
     database.execute("ANALYZE")
     _sizes(database, options)
@@ -164,7 +209,7 @@ def _hot(store: backtrail.Store, database: psycopg.Connection[Any], options: arg
     database.execute("SELECT pg_stat_force_next_flush()")
     before = _updates(database, options.schema)
     count = min(5_000, options.threads)
-    with measured("single appends", count):
+    with measured("single appends", count, database):
         for at in range(count):
             thread: backtrail.Thread[Any] = store.thread(f"t{at * 7919 % options.threads}")
             thread.append("messages", {"role": "user", "content": "y"})
@@ -173,18 +218,18 @@ def _hot(store: backtrail.Store, database: psycopg.Connection[Any], options: arg
     say(f"updates of threads: {updates:,}, of which HOT {hot / max(updates, 1):.1%}")
 
 
-def _verify(store: backtrail.Store, _: psycopg.Connection[Any], options: argparse.Namespace) -> None:
-    with measured("verify", options.checkpoints):
+def _verify(store: backtrail.Store, database: psycopg.Connection[Any], options: argparse.Namespace) -> None:
+    with measured("verify", options.checkpoints, database):
         assert store.verify(progress=progress(options.checkpoints // 10)).ok
 
 
-def _prune(store: backtrail.Store, _: psycopg.Connection[Any], options: argparse.Namespace) -> None:
-    with measured("prune to the last 5", options.threads):
+def _prune(store: backtrail.Store, database: psycopg.Connection[Any], options: argparse.Namespace) -> None:
+    with measured("prune to the last 5", options.threads, database):
         say(store.prune(keep_last=5, progress=progress(options.threads // 10)))
 
 
 def _gc(store: backtrail.Store, database: psycopg.Connection[Any], options: argparse.Namespace) -> None:
-    with measured("gc", options.checkpoints):
+    with measured("gc", options.checkpoints, database):
         say(store.gc(progress=progress(options.checkpoints // 10)))
     _sizes(database, options)
 
