@@ -43,6 +43,8 @@ class Overlay:
     def __init__(self, below: LogStore, *, bulk: bool = False) -> None:
         self._below = below
         self.bulk = bulk
+        self.after_pieces: list[Callable[[], None]] = []
+        """The actions to run after each commit: of the transaction, or of a piece."""
         self._first = _FIRST
         """The number of the first thread that the transaction, or the piece, creates."""
         self._parts = 0
@@ -131,7 +133,7 @@ class Overlay:
             except BaseException:
                 self._drop()
                 raise
-        for action in self.after_commit:
+        for action in (*self.after_pieces, *self.after_commit):
             action()
         tips = {known: self._real(tip, numbers) for known, tip in self.known_tips.items()}
         self._first += len(self._created)
@@ -171,12 +173,19 @@ class Overlay:
             except MissingChunks as error:
                 missing = {digest: self._spare[digest] for digest in error.digests if digest in self._spare}
                 if len(missing) < len(error.digests):
-                    raise _refused("garbage collection removed chunks that this transaction refers to") from error
+                    raise self._refused("garbage collection removed chunks that it refers to") from error
                 chunks = tuple((digest, stored()) for digest, stored in missing.items())
                 touch = tuple(digest for digest in batch.touch if digest not in missing)
                 batch = batch._replace(chunks=(*batch.chunks, *chunks), touch=touch)
             except (Stale, Vanished) as error:
-                raise _refused("another writer wrote to a thread of this transaction") from error
+                raise self._refused("another writer wrote to one of its threads") from error
+
+    def _refused(self, why: str) -> Conflict:
+        if self.bulk:
+            text = f"{why}: the last piece of this bulk block was not stored, the pieces before it were"
+        else:
+            text = f"{why}: nothing of this transaction was written; run it again"
+        return Conflict(text, code="conflict.transaction")
 
     def _in_batch(self, no: int) -> int:
         """Return the number of a thread in the transaction's batch: -1, -2 ... for threads that it creates."""
@@ -195,6 +204,8 @@ class Overlay:
 
         The conditions of the batch are checked against the store as the transaction sees it.
         """
+        if self._failed is not None:
+            raise self._failed
         if self._done:
             raise Unavailable("this transaction has ended", code="unavailable.closed")
         if is_one_row(batch) and self._append(*batch.rows[0]):
@@ -461,10 +472,6 @@ class Overlay:
 
     def now(self) -> int:
         return self._below.now()
-
-
-def _refused(why: str) -> Conflict:
-    return Conflict(f"{why}: nothing of it was written; run it again", code="conflict.transaction")
 
 
 def _remember(

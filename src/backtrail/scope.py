@@ -366,14 +366,28 @@ class ScopedBackend:
         limit: int,
     ) -> list[IndexHit]:
         owners = [each for each in self._agents if agent in (None, each)]
-        hits = [
-            hit
-            for owner in owners
-            for hit in self._below.find(
-                phrases, space=space, agent=owner, threads=threads, without=without, after=after, limit=limit
-            )
-        ]
-        return sorted(hits, key=lambda hit: (hit.entry.time, hit.no), reverse=True)[:limit]
+        hits: list[IndexHit] = []
+        while len(hits) < limit:
+            found = [
+                hit
+                for owner in owners
+                for hit in self._below.find(
+                    phrases, space=space, agent=owner, threads=threads, without=without, after=after, limit=limit
+                )
+            ]
+            page = sorted(found, key=lambda hit: (hit.entry.time, hit.no), reverse=True)[:limit]
+            hits += self._since_taken(page)
+            if len(page) < limit:
+                break
+            after = (page[-1].entry.time, page[-1].no)
+        return hits[:limit]
+
+    def _since_taken(self, hits: list[IndexHit]) -> list[IndexHit]:
+        """Leave out hits of a former owner of a thread: the index may be older than the present owner."""
+        heads = {no: row.head for no, row in self._below.newest_of({hit.record.no for hit in hits}).items()}
+        lists = {(hit.record.no, hit.seq) for hit in hits}
+        old = {(no, seq) for no, seq in lists if heads.get(no) != seq and self._deletion(no, seq)}
+        return [hit for hit in hits if (hit.record.no, hit.seq) not in old]
 
     # -- changes --------------------------------------------------------------------------------------
 

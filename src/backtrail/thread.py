@@ -309,11 +309,17 @@ class Handle(Generic[S]):
         return None
 
     def _read(self, record: ThreadRecord, row: Row, at_hand: Chain | None) -> Tree:
-        reader = self._engine.session.reader
-        known = record if record.no > 0 else reader.backend.thread_with_uid(record.uid)  # created in a transaction
+        record = self._numbered(record)
+        return (at_hand or self._engine.session.reader.chain(record, row)).tree
+
+    def _numbered(self, record: ThreadRecord) -> ThreadRecord:
+        """Return the record with the thread's present number: until it is stored, a new thread has another one."""
+        if record.no > 0:
+            return record
+        known = self._engine.session.reader.backend.thread_with_uid(record.uid)
         if known is None:
             raise NotFound(f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread")
-        return (at_hand or reader.chain(known, row)).tree
+        return known
 
     def _held(self, pointer: Pointer) -> Checkpoint[S]:
         """Return the checkpoint that a manifest's pointer names, even if it is hidden; `Corrupt` if it is missing."""
@@ -610,6 +616,7 @@ class Thread(Handle[S]):
         given = 0
         page = min(_PAGE, max(limit or 0, _FEW))  # small pages first: the caller may stop after a few checkpoints
         while ranges and (limit is None or given < limit):
+            tip = tip._replace(record=self._numbered(tip.record))
             rows = self._engine.session.reader.visible(tip, ranges, newest_first=newest_first, limit=page)
             for checkpoint in self._checkpoints(tip, rows):
                 if (limit is None or given < limit) and matches(checkpoint):

@@ -282,7 +282,7 @@ class Engine:
         examined: dict[int, Examined | None] = {}  # published when the transaction is written
         reader.examined = ChainMap(examined, self._direct.reader.examined)
         reader.deltas = ChainMap({}, self._direct.reader.deltas)
-        overlay.after_commit.append(
+        overlay.after_pieces.append(
             lambda: self._direct.reader.examined.update({no: each for no, each in examined.items() if no >= 0})
         )
         writer = LogWriter(reader, spare=overlay.spare, relied_on=overlay.rely_on)

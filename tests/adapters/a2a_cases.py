@@ -205,6 +205,26 @@ def test_pages_of_older_servers_go_on(memory):
     asyncio.run(main())
 
 
+def test_read_beside_a_save_makes_no_conflict(store, monkeypatch):
+    async def main():
+        keeper, loop = BacktrailTaskStore(store), asyncio.get_running_loop()
+        await keeper.save(task("t", "begun"), caller())
+        latest = backtrail.Thread.latest
+
+        def then_a_save(thread):
+            head = latest(thread)
+            monkeypatch.setattr(backtrail.Thread, "latest", latest)
+            asyncio.run_coroutine_threadsafe(keeper.save(task("t", "second"), caller()), loop).result(30)
+            return head
+
+        monkeypatch.setattr(backtrail.Thread, "latest", then_a_save)
+        assert await keeper.get("t", caller()) == task("t", "begun")
+        await keeper.save(task("t", "third"), caller())
+        assert await keeper.get("t", caller()) == task("t", "third")
+
+    asyncio.run(main())
+
+
 def test_of_two_writers_one_gets_an_error(store):
     async def main():
         one, two = BacktrailTaskStore(store), BacktrailTaskStore(store)

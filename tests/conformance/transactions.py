@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from backtrail import Conflict, Invalid, NotFound, Unavailable, overlay
+from backtrail import Conflict, Invalid, NotFound, overlay
 from tests.conformance.base import Opener, Suite, fill, head, states, steps
 
 if TYPE_CHECKING:
@@ -288,6 +288,13 @@ class Transactions(Suite):
         assert head(store.thread("c")).state == state
         assert store.verify().ok
 
+    def test_history_goes_on_after_the_transaction(self, store: Store) -> None:
+        with store.transaction():
+            fill(store.thread("a"), 50)
+            history = store.thread("a").history()
+            assert next(history).step == 1
+        assert steps(history) == list(range(2, 51))
+
 
 class BulkWrites(Suite):
     """`store.bulk()`: written in pieces, all of it durable at the end of the block."""
@@ -362,5 +369,33 @@ class BulkWrites(Suite):
             with pytest.raises(Conflict):
                 for n in range(10):
                     store.thread("log").append("l", n)
-            with pytest.raises(Unavailable):
+            with pytest.raises(Conflict, match="the pieces before it were"):
                 store.thread("b").save({})
+
+    def test_update_reports_the_conflict_of_its_piece(self, opener: Opener) -> None:
+        with opener() as store, opener() as other:
+            with pytest.raises(Conflict) as raised, store.bulk():
+                store.thread("log").save({"n": 0})
+                other.thread("log").save({"n": -1})
+                for _ in range(10):
+                    store.thread("log").update(lambda state: {"n": state["n"] + 1}, retries=2)
+            assert raised.value.code == "conflict.transaction"
+
+    def test_history_goes_on_after_a_piece_was_stored(self, store: Store) -> None:
+        with mock.patch.object(overlay, "PIECE_ROWS", 50), store.bulk():
+            source, target = store.thread("source"), store.thread("target")
+            fill(source, 45)
+            for checkpoint in source.history():
+                target.save(checkpoint.state)
+        assert len(target) == 45
+
+    def test_tag_removed_in_a_later_piece_lets_retention_hide(self, opener: Opener) -> None:
+        with opener(max_checkpoints=2) as store:
+            log = store.thread("log")
+            first = log.save({"n": 0}, tags=["keep"])
+            fill(log, 5)
+            with store.bulk():
+                fill(store.thread("other"), 15)
+                log.untag(first, "keep")
+            fill(log, 2)
+            assert len(list(log.history(everything=True))) == 2

@@ -98,6 +98,7 @@ def test_first_answers_are_those_of_the_sdk(version, options):
         line("notifications/initialized"),
         line("server/discover", number=1),
         line("tools/call", {"name": "persistence_stats", "arguments": {}}, 1),
+        b"[" * 100_000,
     ],
 )
 def test_other_messages_are_left_to_the_sdk(strange):

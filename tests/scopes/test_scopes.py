@@ -427,6 +427,16 @@ def test_deleted_id_can_be_used_by_another_agent(shared):
     assert shared.scoped("b").info("b-trip") is None
 
 
+def test_old_index_shows_no_message_of_a_former_agent():
+    with backtrail.open("memory://") as store:
+        store.conversations.append("c", backtrail.Message("user", "hidden treasure"), agent_id="b")
+        store.index()
+        store.conversations.delete("c")
+        store.conversations.append("c", backtrail.Message("user", "another owner"), agent_id="a")
+        hits = store.scoped("a").search("treasure", wait=False)
+        assert ([*hits], hits.behind) == ([], 1)
+
+
 def test_notes_belong_to_the_owner_of_their_thread(shared):
     scoped = shared.scoped("a")
     with pytest.raises(backtrail.Unavailable, match="scope"):  # else the notes of b would become a's to read

@@ -260,6 +260,25 @@ def test_changed_record_of_a_thread_is_damage(store, change, is_warm):
     assert store.verify().ok
 
 
+def test_changed_record_gives_nothing_to_its_new_agent(store):
+    thread = store.thread("long", agent="owner")
+    first = thread.save({"messages": [{"role": "user", "content": "treasure"}]})
+    for n in range(12):
+        thread.append("messages", {"role": "user", "content": f"treasure {n}"})
+    store.index()
+    record = record_of(store, "long")
+    store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])._replace(agent="thief")),)))
+    thief = store.scoped(agent="thief")
+    assert [*thief.search("treasure"), *thief.search("treasure", wait=False)] == []
+    with pytest.raises(Corrupt):
+        thief.thread("long").load(first.id)
+    with pytest.raises(Corrupt):
+        thief.checkpoint(first.id)
+    store._backend.below.commit(Batch(renew=((record.no, NewThread(*record[1:])),)))
+    assert len(store.search("treasure")) == 13
+    assert thread.load(first.id).state["messages"] == [{"role": "user", "content": "treasure"}]
+
+
 def test_maintenance_does_not_accept_a_changed_record(store, monkeypatch):
     monkeypatch.setattr(keyring, "FRESH", 0.0)
     record = record_of(store, "a")

@@ -36,7 +36,7 @@ class FirstAnswers:
         """Return the line that answers a line, empty for a notification; None if the SDK has to answer it."""
         try:
             message = json.loads(line)
-        except ValueError:  # and UnicodeDecodeError
+        except (ValueError, RecursionError):  # and UnicodeDecodeError
             return None
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             return None

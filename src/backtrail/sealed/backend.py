@@ -8,7 +8,7 @@ Always true:
 - the key of a thread is durable in the keyring before the thread is;
 - what does not authenticate becomes a row or a chunk that the engine finds damaged;
 - the newest row of a thread has the hash of the thread's record. If it has another one, someone has changed the table
-  of threads, and the row counts as damaged.
+  of threads, and all rows with another hash count as damaged.
 """
 
 # ruff: noqa: D102 - the port documents its methods
@@ -186,16 +186,14 @@ class SealedBackend:
         """Return rows, of which some have another hash than their thread's record.
 
         Another process has started the thread again, the rows are older than its present record, or someone has changed
-        the record: then the newest row counts as damaged.
+        the record. The newest row tells: if it does not fit to the record, rows with another hash count as damaged.
         """
-        record = self._note(self.below.thread(no))
-        at = max(range(len(opened)), key=lambda each: opened[each][0].seq)
-        row, bound = opened[at]
-        if record is not None and bound not in (b"", bound_of(record)):
-            newest = self.below.newest(no)
-            if newest is not None and newest.seq == row.seq:
-                opened[at] = (row._replace(check=b""), b"")
-        return [each for each, _ in opened]
+        record, newest = self._note(self.below.thread(no)), self.below.newest(no)
+        bound = None if record is None else bound_of(record)
+        row, last = self._thread(no).cipher.open(newest) if newest is not None else (None, bound)
+        if row is not None and row.check and last in (b"", bound):
+            return [each for each, _ in opened]
+        return [each if was in (b"", bound) else each._replace(check=b"") for each, was in opened]
 
     def is_current(self, no: int, row: Row) -> bool:
         """Tell whether a stored row is sealed with the newest key of its thread."""
@@ -491,7 +489,10 @@ class SealedBackend:
                 sought, space=space, agent=agent, threads=threads, without=without, after=after, limit=limit
             )
             self._load(hit.record for hit in page)
-            hits += [opened for hit in page if (opened := self._opened(hit)) is not None]
+            newest = self.newest_of({hit.record.no for hit in page})
+            sound = {no for no, row in newest.items() if row.check}  # the others may have the record of another thread
+            kept = [hit for hit in page if hit.record.no in sound]
+            hits += [opened for hit in kept if (opened := self._opened(hit)) is not None]
             if len(page) < limit:
                 break
             after = (page[-1].entry.time, page[-1].no)

@@ -86,13 +86,13 @@ def _answer(backend: Any, action: Any, earlier: Batch) -> Any:  # noqa: PLR0911 
     try:
         match action:
             case Batch():
-                return backend.commit(_without_guesses(backend, action))
+                return backend.commit(action)
             case ("append", no, label, op_id):
                 newest = backend.newest(no)
                 added = row(newest.seq + 1 if newest else 1, label=label, op_id=op_id)
                 return backend.commit(Batch(rows=((no, added),)))
             case "again":
-                return backend.commit(_without_guesses(backend, earlier))
+                return backend.commit(earlier)
             case "epoch":
                 return backend.next_epoch()
             case "sweep":
@@ -116,10 +116,13 @@ def _skipped_numbers(wanted: Any, given: Any) -> bool:
 def compare(backend: Any, actions: list[Any], look: Callable[[Any], Any]) -> None:
     """Do the actions on an empty store and in memory: the answers, and the results of `look`, must be equal."""
     memory = MemoryBackend()
-    batches = [action for action in actions if isinstance(action, Batch)]
+    batches: list[Batch] = []
     for at, chosen in enumerate(actions):
         action = (*chosen, b"%d" % (at % 3)) if type(chosen) is tuple else chosen
         earlier = batches[at % len(batches)] if batches else Batch()
+        if isinstance(chosen, Batch):
+            action = _without_guesses(memory, chosen)
+            batches.append(action)
         wanted, given = _answer(memory, action, earlier), _answer(backend, action, earlier)
         if _skipped_numbers(wanted, given):
             return  # the actions that follow name threads by number

@@ -109,26 +109,36 @@ class BacktrailTaskStore(TaskStore):  # type: ignore[misc]  # the linters do not
     # -- one task -----------------------------------------------------------------------------------------
 
     def _save(self, owner: str, task_id: str, state: dict[str, Any]) -> None:
-        with self._lock:
-            known = self._known.get((owner, task_id))
+        known = self._known_head(owner, task_id)
         self._remember(owner, task_id, self.thread(task_id, owner=owner).save(state, expect=known).id)
 
     def _get(self, owner: str, task_id: str) -> Task | None:
+        known = self._known_head(owner, task_id)
         head = self.thread(task_id, owner=owner).latest()
-        self._remember(owner, task_id, None if head is None else head.id)
+        with self._lock:
+            if self._known.get((owner, task_id)) == known:  # else a save has ended meanwhile, and knows a newer head
+                self._keep(owner, task_id, None if head is None else head.id)
         return None if head is None else task_of(head.state)
 
     def _delete(self, owner: str, task_id: str) -> None:
         self.thread(task_id, owner=owner).delete()
         self._remember(owner, task_id, None)
 
+    def _known_head(self, owner: str, task_id: str) -> str | None:
+        with self._lock:
+            return self._known.get((owner, task_id))
+
     def _remember(self, owner: str, task_id: str, checkpoint_id: str | None) -> None:
         with self._lock:
-            self._known.pop((owner, task_id), None)
-            if checkpoint_id is not None:
-                self._known[owner, task_id] = checkpoint_id
-            if len(self._known) > _KNOWN_MAX:
-                self._known.popitem(last=False)
+            self._keep(owner, task_id, checkpoint_id)
+
+    def _keep(self, owner: str, task_id: str, checkpoint_id: str | None) -> None:
+        """Set the known checkpoint of a task. The caller has the lock."""
+        self._known.pop((owner, task_id), None)
+        if checkpoint_id is not None:
+            self._known[owner, task_id] = checkpoint_id
+        if len(self._known) > _KNOWN_MAX:
+            self._known.popitem(last=False)
 
     # -- listings -----------------------------------------------------------------------------------------
 
