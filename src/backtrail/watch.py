@@ -4,6 +4,9 @@ A watcher has a cursor in the log of each thread that it follows. It yields the 
 cursor, in order of seq, so it misses none and repeats none, however late it wakes. A row that is a checkpoint yields
 itself; a row that moves the head yields the new head. Hidden checkpoints are skipped.
 
+A failover of a server, or a crash with durability="relaxed", can lose the newest rows. Others then get their numbers.
+So a watcher remembers the rows that it read last, and goes back to the last one that the store still has.
+
 Watchers only read, and see no open transaction. They end when the store is closed. A forked child process cannot use
 the watchers of its parent; it starts its own.
 """
@@ -14,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAGE: Final = 100
+_ROWS: Final = 16
+"""How many of the rows that it read last a watcher remembers of a thread."""
+_THREADS: Final = 1000
+"""Of how many threads it remembers rows: of those that it read last."""
 _LONGEST: Final = 3600.0
 """The longest single wait, in seconds."""
 
@@ -58,6 +65,8 @@ class Watcher(Generic[T]):
         self._rung = False
         self._cursors: dict[int, int] = {}
         """The seq up to which the watcher has read each thread, by the thread's number."""
+        self._read_last: OrderedDict[int, deque[tuple[int, bytes]]] = OrderedDict()
+        """The seq and the op_id of the rows that the watcher read last, by the thread's number."""
         self._ahead: deque[tuple[Tip, int]] = deque()
         """The heads after the cursors: the thread's tip, and the seq."""
         self.check()
@@ -123,17 +132,47 @@ class Watcher(Generic[T]):
 
     def _read(self, record: ThreadRecord) -> bool:
         """Read rows of a thread after its cursor; tell whether there were any."""
-        reader, cursor = self._hub.reader, self._cursors[record.no]
-        newest = reader.backend.newest(record.no)
-        if newest is None or newest.seq <= cursor:
+        backend, no = self._hub.reader.backend, record.no
+        newest = backend.newest(no)
+        if newest is None:
             return False
+        if newest.seq <= self._cursors[no]:
+            self._go_back(no, newest)
+        if newest.seq <= self._cursors[no]:
+            return False
+        rows = backend.rows(no, [(self._cursors[no], log.MAX_SEQ)], limit=_PAGE)
+        if rows and self._go_back(no, rows[0]):
+            rows = backend.rows(no, [(self._cursors[no], log.MAX_SEQ)], limit=_PAGE)
+        rows = [row for row in rows if row.seq > self._cursors[no]]
         tip = Tip(record, newest, None)
-        rows = reader.backend.rows(record.no, [(cursor + 1, log.MAX_SEQ)], limit=_PAGE)
         for row in rows:
             head = row.head if log.is_sound(row, record.uid) else row.seq  # a damaged row may be a checkpoint
             if head:
                 self._ahead.append((tip, head))
-        self._cursors[record.no] = rows[-1].seq if rows else newest.seq
+        self._cursors[no] = rows[-1].seq if rows else newest.seq
+        self._remember(no, rows or [newest])
+        return True
+
+    def _remember(self, no: int, rows: list[Row]) -> None:
+        """Remember the rows that were read last."""
+        self._read_last.setdefault(no, deque(maxlen=_ROWS)).extend((row.seq, row.op_id) for row in rows[-_ROWS:])
+        self._read_last.move_to_end(no)
+        if len(self._read_last) > _THREADS:
+            self._read_last.popitem(last=False)
+
+    def _go_back(self, no: int, row: Row) -> bool:
+        """Set the cursor to the last of the remembered rows that the store still has, if `row` shows that one is lost.
+
+        `row` is the newest row, or the first row from the cursor on. Tell whether the cursor was set.
+        """
+        last = self._read_last.get(no)
+        if not last or row.seq > last[-1][0] or (row.seq, row.op_id) == last[-1]:
+            return False
+        rows = self._hub.reader.backend.rows(no, [(last[0][0], last[-1][0])])
+        stored = {(row.seq, row.op_id) for row in rows}
+        kept = [each for each in last if each in stored]
+        self._cursors[no] = kept[-1][0] if kept else last[0][0] - 1
+        self._read_last[no] = deque(kept, maxlen=_ROWS)
         return True
 
 
@@ -178,6 +217,8 @@ class OneThread(Watcher[T]):
             raise
         if record is not None:
             self._cursors[record.no] = start
+            if newest is not None and start == newest.seq:
+                self._remember(record.no, [newest])
 
     def _find(self) -> ThreadRecord | None:
         if self._record is None and self.name is not None:
@@ -207,6 +248,8 @@ class OneThread(Watcher[T]):
             if op_id is not None and row is not None and row.op_id != op_id:
                 raise unknown
             return parsed[1]
+        if parsed is not None and parsed[0] == record.uid and parsed[1] > newest.seq:
+            return newest.seq  # its row was lost
         tip = self._hub.reader.tip_of(record)
         try:
             if tip is None:

@@ -122,6 +122,30 @@ def test_a_process_does_not_go_on_from_rows_that_the_new_primary_lacks(primary, 
         assert store.verify().ok
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_watch_goes_back_to_rows_that_replaced_lost_ones(primary, standby, count):
+    """The watch has read rows that the new primary lacks; other rows have their numbers there."""
+    with backtrail.open(url_of(primary, standby)) as store:
+        log = store.thread("log")
+        log.save({"items": []})
+        one, every = log.watch(), store.watch()
+        kept = log.append("items", "kept")
+        servers.wait_for(lambda: standby.execute("SELECT to_regclass('backtrail.row') IS NOT NULL") == [(True,)])
+        servers.wait_for(lambda: standby.execute("SELECT count(*) FROM backtrail.row") == [(2,)])
+        standby.stop()
+        lost = [log.append("items", f"lost {n}") for n in range(count)]
+        assert [next(one) for _ in range(count + 1)] == [next(every) for _ in range(count + 1)] == [kept, *lost]
+        primary.kill()
+        standby.start()
+        standby.promote()
+        late = store.thread("log").watch(after=lost[-1].id)
+        with backtrail.open(standby.tcp_url) as other:
+            made = [other.thread("log").append("items", f"new {n}") for n in range(3)]
+        assert made[0].id == lost[0].id
+        for watch in (one, late, every):
+            assert [next(watch).op_id for _ in range(3)] == [checkpoint.op_id for checkpoint in made]
+
+
 def test_a_run_whose_lease_was_lost_with_the_primary_is_lost(primary, standby):
     made = []
     with backtrail.open(url_of(primary, standby)) as store:
