@@ -17,7 +17,7 @@ from tests.support.sample_store import everything, furnish, logs
 from tests.support.scene import contents, view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from backtrail import Store, Thread
@@ -492,16 +492,16 @@ class Importing(_Moving):
 
     def test_a_concurrent_import_is_the_same_thread(self, store: Store, furnished: tuple[Path, Contents]) -> None:
         backend = store._backend
-        find, done = backend.find_thread, list[str]()
+        find, done = backend.threads_named, list[str]()
 
-        def finding(space: str, name: str) -> ThreadRecord | None:
-            found = find(space, name)
+        def finding(space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
+            found = find(space, names)
             if not done:
-                done.append(name)
+                done.append(space)
                 store.import_(furnished[0])
             return found
 
-        with mock.patch.object(backend, "find_thread", finding):
+        with mock.patch.object(backend, "threads_named", finding):
             assert not store.import_(furnished[0]).changed
         assert done
         assert everything(store) == furnished[1]
