@@ -137,11 +137,9 @@ class Handle(Generic[S]):
         if self._key.space != asides.THREAD:
             return ""
         backend = self._engine.session.reader.backend
-        for kind in ("conversation", "run", "agent"):
+        for kind, what in (("conversation", "a conversation"), ("run", "a run"), ("agent", "an agent")):
             if backend.find_thread(kind, self.id) is not None:
-                return f"; this is the id of a {kind}: use store.{kind}s.thread({self.id!r})".replace(
-                    "a agent", "an agent"
-                )
+                return f"; this is the id of {what}: use store.{kind}s.thread({self.id!r})"
         return ""
 
     def _resolve(self, tip: Tip, ref: Ref) -> Row:

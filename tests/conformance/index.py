@@ -196,6 +196,26 @@ class Indexing(Suite):
         assert found(store, "fox") == expected
         assert store.verify().ok
 
+    @pytest.mark.parametrize("end", ["erase", "delete"])
+    def test_slow_indexer_adds_nothing_of_a_thread_that_is_gone(self, store: Store, end: str) -> None:
+        thread = say(store, "fox one")
+        backend = store._backend
+        at = "index_new" if isinstance(backend, IndexesMany) else "index"
+        call = getattr(backend, at)
+        overtook: list[str] = []
+
+        def overtaken(*arguments: Any) -> Any:
+            if not overtook:
+                overtook.append(end)
+                getattr(thread, end)()
+                store.gc()
+            return call(*arguments)
+
+        with mock.patch.object(backend, "group", nullcontext), mock.patch.object(backend, at, overtaken):
+            store.index()
+        assert overtook
+        assert store.search("fox", wait=False) == []
+
     def test_stats_tell_how_much_is_indexed(self, store: Store) -> None:
         thread = say(store, "fox one", "fox two")
         before = store.stats()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from backtrail import Conflict, Conversation, Invalid, NotFound, Thread
+from backtrail import AgentState, Conflict, Conversation, Invalid, NotFound, Thread
 from tests.conformance.base import Clock, Suite, fill, head, states
 
 if TYPE_CHECKING:
@@ -364,6 +364,11 @@ class Slips(Suite):
         with pytest.raises(Invalid, match=r"tags=\['draft'\]"):
             write(thread, "draft")
         assert head(thread).state == 1
+
+    def test_id_of_another_kind_is_named_in_the_error(self, store: Store) -> None:
+        store.agents.save(AgentState("data agent", "n", "t"))
+        with pytest.raises(NotFound, match=r"id of an agent: use store\.agents\.thread\('data agent'\)"):
+            store.thread("data agent").load()
 
     def test_string_as_keep_tagged_is_refused_with_a_hint(self, store: Store, thread: Thread[Any]) -> None:
         thread.save(1)

@@ -194,13 +194,15 @@ def catch_up(
 ) -> int:
     """Bring the index up to date with the marked threads in `where`; with `known`, with those that are in the index.
 
-    Return how many threads were indexed.
+    Deleted threads are known, too: another process may be about to index what it has read of them. Their new lists make
+    the index refuse that. Return how many threads were indexed.
     """
     backend = reader.backend
     count = indexed = 0
     pages = _all_marked(backend) if where.threads is None else _marked_among(backend, where.threads)
     for page in pages:
-        listed = [(record, state) for record, state in page if where.has(record) and not (known and state.seq == 0)]
+        listed = [(record, state) for record, state in page if where.has(record)]
+        listed = _known(backend, listed) if known else listed
         indexed += len(listed)
         source = reader
         if isinstance(backend, IndexesMany):
@@ -212,6 +214,13 @@ def catch_up(
         if progress:
             progress("index", count)
     return indexed
+
+
+def _known(backend: Backend, listed: _Marked) -> _Marked:
+    """Return those of the threads that are in the index, or were deleted."""
+    newest = backend.newest_of([record.no for record, state in listed if state.seq == 0])
+    deleted = {no for no, row in newest.items() if row.head == 0}
+    return [(record, state) for record, state in listed if state.seq or record.no in deleted]
 
 
 def behind(backend: Backend) -> int:
