@@ -109,6 +109,14 @@ PARTS = {
         "Pydantic AI's adapter", "backtrail.adapters.pydantic_ai", "", "Guide: [Pydantic AI](../pydantic-ai.md)."
     ),
     "adk": Part("Google ADK's adapter", "backtrail.adapters.adk", "", "Guide: [Google ADK](../adk.md)."),
+    "strands": Part("Strands' adapter", "backtrail.adapters.strands", "", "Guide: [Strands](../strands.md)."),
+    "a2a": Part("A2A's adapter", "backtrail.adapters.a2a", "", "Guide: [A2A](../a2a.md)."),
+    "agent-framework": Part(
+        "Microsoft Agent Framework's adapter",
+        "backtrail.adapters.agent_framework",
+        "",
+        "Guide: [Microsoft Agent Framework](../agent-framework.md).",
+    ),
     "port": Part(
         "The port of backends",
         "backtrail.backends.port",
