@@ -207,7 +207,9 @@ def _class(names: Names, page: str, name: str, cls: Any) -> Iterator[str]:
         yield ""
     for each, member in members:
         if member.is_function:
-            yield f"### `{name}.{each}` {{#{name}.{each}}}\n"
+            # An adapter's class is alone on its page, and "Backtrail" before each name would be found for "back up".
+            title = each if name.startswith("Backtrail") else f"{name}.{each}"
+            yield f"### `{title}` {{#{name}.{each}}}\n"
             yield from _function(names, page, each, member)
 
 
