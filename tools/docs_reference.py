@@ -109,6 +109,14 @@ PARTS = {
         "Pydantic AI's adapter", "backtrail.adapters.pydantic_ai", "", "Guide: [Pydantic AI](../pydantic-ai.md)."
     ),
     "adk": Part("Google ADK's adapter", "backtrail.adapters.adk", "", "Guide: [Google ADK](../adk.md)."),
+    "strands": Part("Strands' adapter", "backtrail.adapters.strands", "", "Guide: [Strands](../strands.md)."),
+    "a2a": Part("A2A's adapter", "backtrail.adapters.a2a", "", "Guide: [A2A](../a2a.md)."),
+    "agent-framework": Part(
+        "Microsoft Agent Framework's adapter",
+        "backtrail.adapters.agent_framework",
+        "",
+        "Guide: [Microsoft Agent Framework](../agent-framework.md).",
+    ),
     "port": Part(
         "The port of backends",
         "backtrail.backends.port",
@@ -199,7 +207,9 @@ def _class(names: Names, page: str, name: str, cls: Any) -> Iterator[str]:
         yield ""
     for each, member in members:
         if member.is_function:
-            yield f"### `{name}.{each}` {{#{name}.{each}}}\n"
+            # An adapter's class is alone on its page, and "Backtrail" before each name would be found for "back up".
+            title = each if name.startswith("Backtrail") else f"{name}.{each}"
+            yield f"### `{title}` {{#{name}.{each}}}\n"
             yield from _function(names, page, each, member)
 
 

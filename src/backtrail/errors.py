@@ -23,12 +23,16 @@ class Error(Exception):
     """The root of the tree. `code` names the exact problem; `details` holds the parts of the message."""
 
     default_code: ClassVar[str] = "error"
+    """The code of an error that names no other."""
 
     def __init__(self, message: str, *, code: str | None = None, **details: Any) -> None:
         super().__init__(message)
         self.message = message
+        """The text: the problem, its cause and what to do."""
         self.code = code or self.default_code
+        """The exact problem, such as `conflict.stale`."""
         self.details = details
+        """The parts of the message, by name."""
 
     def __str__(self) -> str:
         return self.message
@@ -88,7 +92,10 @@ class Unavailable(Error):
 
 
 class InDoubt(Error):
-    """A call was started, and it is unknown whether it finished."""
+    """A call was started, and it is unknown whether it finished.
+
+    `details` has the `session_id` of the run, and the `call_id`, `name` and `arguments` of the call.
+    """
 
     default_code = "in_doubt"
 

@@ -492,7 +492,14 @@ class Store:
         most = min(check_count(limit, "limit"), sys.maxsize)
         behind = 0
         if wait:
-            indexer.catch_up(reader, where, progress=callback)
+            try:
+                indexer.catch_up(reader, where, progress=callback)
+            except Unavailable as error:
+                if error.code != "unavailable.read_only":
+                    raise
+                indexer.behind(reader.backend)  # a store of an older format has no index, and says so
+                text = "the search index lacks new messages, and a read-only store cannot add them: pass wait=False"
+                raise Unavailable(f"{text}, or open the store for writing", code=error.code) from None
         else:
             behind = indexer.behind(reader.backend)
         find = search.best if order == "score" else search.newest

@@ -87,6 +87,7 @@ class Handle(Generic[S]):
         types: Iterable[Any] | None = None,
     ) -> None:
         self.id = check_id(id, "a thread's id")
+        """The id that the caller gave the thread."""
         self._engine = engine
         self._key = ThreadKey(space, self.id, None if agent is None else check_id(agent, "an agent's id"))
         self._type = type

@@ -247,7 +247,9 @@ def test_unreachable_server_shows_no_password(tmp_path):
 def test_the_default_store_is_that_of_the_library(tmp_path, monkeypatch):
     monkeypatch.delenv("BACKTRAIL_URL", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    bad(3, "threads")
+    assert bad(3, "threads").endswith("this store does not exist; name another with --store or BACKTRAIL_URL")
+    assert bad(3, "threads", "--store", tmp_path / "no.db").endswith("this store does not exist")
+    assert bad(3, "--store", tmp_path / "no.db", "threads").endswith("this store does not exist")
     good("save", "x", "--yes", stdin="1")
     assert good("where").out == f"{tmp_path}/backtrail/backtrail.db\n"
     assert [row["id"] for row in good("threads", "--jsonl").rows] == ["x"]

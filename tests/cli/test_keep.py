@@ -15,6 +15,11 @@ from tests.conformance.base import Clock
 from tests.support.commands import bad, docs, good, run
 
 
+def test_prune_names_ages_in_days(trip_store):
+    rows = good("prune", "--older-than", "30d", "--dry-run", "--jsonl").rows
+    assert "older than 30 days" in {reason for row in rows for reason in row["reasons"]}
+
+
 def test_prune_shows_removed_and_kept_with_reasons(trip_store):
     rows = good("prune", "--keep-last", 1, "--dry-run", "--jsonl").rows
     gone = [row for row in rows if row["removed"]]

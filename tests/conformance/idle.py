@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.conformance.base import Opener
 
 DAY = 86400
-IDLE = "idle for more than 30 days, 0:00:00"
+IDLE = "idle for more than 30 days"
 
 
 def _names(store: Store, kind: str) -> set[str]:

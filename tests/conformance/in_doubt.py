@@ -47,6 +47,7 @@ class Doubting(Suite):
                 self.again(store, doubted.book)
             details = error.value.details
             assert (error.value.code, details["session_id"], details["name"]) == ("in_doubt.call", "s", "book")
+            assert f"then call store.runs.settle('s', '{details['call_id']}', result=...)" in str(error.value)
             assert details["arguments"] == {"args": ["Lisbon"], "kwargs": {}}
             (call,) = store.runs.load("s").in_doubt
             assert (call.id, call.name, call.irreversible) == (details["call_id"], "book", True)

@@ -53,6 +53,7 @@ class Forks(Suite):
             with pytest.raises(Conflict) as caught:
                 thread.fork(name)
             assert caught.value.code == "conflict.exists"
+            assert "choose another id" in str(caught.value)
         assert list(store.thread("other").history()) == [there]
         assert len(thread) == 2
 

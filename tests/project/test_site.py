@@ -27,6 +27,15 @@ def test_index_names_every_page():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
 
 
+def test_every_adapter_is_named_wherever_adapters_are():
+    packages = (ROOT / "src/backtrail/adapters").glob("*/__init__.py")
+    adapters = {package.parent.name.replace("_", "-") for package in packages}
+    assert {"langgraph", "openai", "a2a", "agent-framework"} <= adapters <= set(docs_reference.PARTS)
+    for page in ("README.md", "CHANGELOG.md", "docs/index.md", "docs/compares.md", "docs/coming-from.md"):
+        linked = set(re.findall(r"\]\((?:docs/)?([\w-]+)\.md\b", (ROOT / page).read_text()))
+        assert adapters <= linked, page
+
+
 def test_every_public_name_has_a_place_in_the_reference():
     assert docs_reference.Names().missing() == set()
 

@@ -348,6 +348,16 @@ def test_gc_removes_deleted_messages_from_the_index(tmp_path):
             connection.execute("INSERT INTO word (word) VALUES ('integrity-check')")
 
 
+def test_a_search_in_a_read_only_store_names_the_way_out(tmp_path):
+    with backtrail.open(tmp_path / "s.db") as store:
+        store.thread("t").save({"messages": ["fox"]})
+    with backtrail.open(tmp_path / "s.db", read_only=True) as reader:
+        with pytest.raises(backtrail.Unavailable, match="pass wait=False, or open the store for writing") as caught:
+            reader.search("fox")
+        assert caught.value.code == "unavailable.read_only"
+        assert reader.search("fox", wait=False).behind == 1
+
+
 def test_converted_stores_are_searchable(tmp_path):
     with mock.patch.object(sqlite_schema, "STEPS", sqlite_schema.STEPS[:2]), backtrail.open(tmp_path / "s.db") as old:
         old.thread("t").save({"messages": ["fox"]})
@@ -356,6 +366,7 @@ def test_converted_stores_are_searchable(tmp_path):
         with pytest.raises(backtrail.Unavailable) as caught:
             reader.search("fox")
         assert caught.value.code == "unavailable.read_only"
+        assert "older format" in str(caught.value)
         assert reader.verify().ok
         assert reader.stats().indexed == 0
     with backtrail.open(tmp_path / "s.db") as store:

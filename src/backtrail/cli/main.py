@@ -111,6 +111,8 @@ class Commands(click.Group):
                 code, text = exit_code(error), translated(str(error), session)
                 if code == DAMAGED and ctx.invoked_subcommand in _WHOLE_STORE and error.code != "corrupt.export":
                     text = f"{text}; `{session.command('verify')}` lists the damage"
+                elif error.code == "not_found.store" and session.url is None:
+                    text = f"{text}; name another with --store or BACKTRAIL_URL"
                 raise Failure(text, code) from error
             hint = "" if session.debug else "; --debug shows the stack trace"
             raise Failure(f"{type(error).__name__}: {error}{hint}") from error

@@ -72,6 +72,7 @@ _PHRASES: Final = (
     (": pass key=", ": pass --from-key-file"),
     ("read it without key= and passphrase=", "omit --from-key-file and --passphrase-file"),
     ("use set()", "use --set"),
+    ("pass wait=False", "pass --no-wait"),
     ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
     ("`reindex` rebuilds", "`backtrail reindex` rebuilds"),
     (", or give a tuple of keys and indexes", ""),

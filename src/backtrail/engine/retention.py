@@ -63,7 +63,7 @@ class Rules(NamedTuple):
         periods = (("hours", self.keep_hourly), ("days", self.keep_daily), ("weeks", self.keep_weekly))
         parts += [f"not the newest of one of the last {count} {name}" for name, count in periods if count is not None]
         if self.older_than is not None:
-            parts.append(f"older than {dt.timedelta(microseconds=self.older_than)}")
+            parts.append(f"older than {_age(self.older_than)}")
         if isinstance(self.keep_tagged, frozenset):
             parts.append(f"not tagged {', '.join(sorted(self.keep_tagged))}")
         return " and ".join(parts)
@@ -113,7 +113,12 @@ def few(reader: LogReader, record: ThreadRecord, rules: Rules) -> int | None:
 
 def idle_reason(rules: Rules) -> str:
     """Return why the rules delete an idle thread, as text for a report."""
-    return f"idle for more than {dt.timedelta(microseconds=rules.idle or 0)}"
+    return f"idle for more than {_age(rules.idle or 0)}"
+
+
+def _age(microseconds: int) -> str:
+    """Return an age in words: `30 days`, `1 day, 2:00:00`, `1:00:00`."""
+    return str(dt.timedelta(microseconds=microseconds)).removesuffix(", 0:00:00")
 
 
 def marked(reader: LogReader, tip: Tip, rules: Rules, holders: manifests.PinIndex) -> tuple[str, ...]:
@@ -156,7 +161,7 @@ def sort_out(
     _keep_periods(reader, tip, rules, rows, why)
     for row in rows:
         if rules.oldest is not None and row.created_at >= rules.oldest:
-            why[row.seq].append(f"younger than {dt.timedelta(microseconds=rules.older_than or 0)}")
+            why[row.seq].append(f"younger than {_age(rules.older_than or 0)}")
     given = _keep_marked(reader, tip, rules, rows, why)
     pins = manifests.pins_of(reader, tip.record)
     for row in rows:

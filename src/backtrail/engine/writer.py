@@ -97,7 +97,11 @@ class Unchanged(Exception):  # noqa: N818 - it is no error
 def exists(key: ThreadKey, tip: Tip) -> Conflict:
     """Return the error for a write that expected no thread."""
     actual = log.checkpoint_id(tip.record.uid, tip.newest.head)
-    return Conflict(f"there is a thread {key.name!r} already", code="conflict.exists", actual=actual)
+    return Conflict(
+        f"thread {key.name!r} exists already; choose another id, or delete that thread first",
+        code="conflict.exists",
+        actual=actual,
+    )
 
 
 def with_retries(reader: LogReader, key: ThreadKey, attempt: Callable[[Tip | None], T], known: Tip | None = None) -> T:

@@ -190,10 +190,10 @@ class CallContext:
         """Return the error for a call in doubt."""
         session_id = self.run.session_id
         return InDoubt(
-            f"run {session_id!r} has no result of {described(call)}: it was cut short inside of that call, or could "
-            "not keep what the call returned, so it does not know whether the call was done. "
-            f"Find out, and say store.runs.settle({session_id!r}, {call.id!r}, result=...) or not_done=True. "
-            'Or give the call verify=, policy="pure" or policy="idempotent"',
+            f"run {session_id!r} has no result of {described(call)}: it stopped during that call, or could not store "
+            "the result. Find out whether the call was made, then call "
+            f"store.runs.settle({session_id!r}, {call.id!r}, result=...), or not_done=True if it was not. "
+            'A call with verify=, policy="pure" or policy="idempotent" needs no such answer',
             code="in_doubt.call",
             session_id=session_id,
             call_id=call.id,
