@@ -107,7 +107,7 @@ def bytes_head(count: int) -> bytes:
     """Return the MessagePack header of a bytes value of `count` bytes."""
     if count <= 0xFF:
         return bytes((0xC4, count))
-    return struct.pack(">BH", 0xC5, count) if count <= 0xFFFF else struct.pack(">BI", 0xC6, count)
+    return (0xC50000 | count).to_bytes(3) if count <= 0xFFFF else struct.pack(">BI", 0xC6, count)
 
 
 def ext(code: int, payload: bytes) -> bytes:
