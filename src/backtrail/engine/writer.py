@@ -213,7 +213,7 @@ class LogWriter:
         onto: Callable[[Tip], Row] | None,
         tip: Tip | None,
     ) -> Tip:
-        """Append a checkpoint on a tip that may be old; then raise `Stale`."""
+        """Append a checkpoint on a tip; `Stale` if that is not the thread's tip any more."""
         if not (tip and tip.chain and expect is ANYTHING and key.agent is None and onto is None):
             tip = self._ready(tip, expect, onto, key)
         try:

@@ -229,7 +229,8 @@ class Builder:
         self._attrs = attrs
         self._mapping = code in msgpack.MAPPINGS
         self._levels: list[list[Any]] = list(map(list, levels))
-        self._weights = [sum([len(each.data if at else each) for each in level]) for at, level in enumerate(levels)]
+        entries, *chunks = levels
+        self._weights = [sum(map(len, entries)), *(sum([len(each.data) for each in level]) for level in chunks)]
         self.sealed = False
         """Whether the builder closed a leaf."""
 

@@ -286,10 +286,10 @@ class Packer:
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value in one call; None if the result may not be exact."""
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN or (type(value) is dict and _PLAIN.issuperset(map(type, value.values()))):
             try:
                 return msgpack.pack(value)
-            except TypeError:  # a str with lone surrogates, or an int beyond 64 bits
+            except TypeError:  # a str with lone surrogates, an int beyond 64 bits, or a key that is no str
                 pass
         data = self.nested(value)
         return data[MARGIN:] if data is not None and self.is_exact(data, value) else None
@@ -456,15 +456,15 @@ _FEW: Final = 64
 """The number of parts that are packed before they are checked together."""
 
 
-class Encoder:
+class Encoder(Packer):
     """Encodes values into representations; adds the nodes of long values to `nodes`."""
 
     def __init__(self, nodes: Nodes, types: Types, root: Path | None = None, *, what: str = "state") -> None:
-        self.nodes = nodes
         self._types = types
+        self._inner = {}
+        self.nodes = nodes
         self._path: list[Any] = [*root] if root else []
         self._what = what
-        self._packer = Packer(types)
         self._open: dict[int, object] = {}
         """The containers around the current one, by their ids."""
 
@@ -479,7 +479,7 @@ class Encoder:
         """Return the representation of a part of the value at the root path."""
         throttle.rest()
         path = self._path
-        rep = self._packer.inline(value) if 0 < len(path) < MAX_NESTED else None
+        rep = self.inline(value) if 0 < len(path) < MAX_NESTED else None
         if rep is None:
             path.append(step)
             rep = self.rep(value)
@@ -509,7 +509,7 @@ class Encoder:
 
     def _inline(self, value: object) -> bytes | None:
         """Return the representation of a value that one call can encode inline, else None."""
-        return self._packer.inline(value) if self._path or not _holds_long(value) else None
+        return self.inline(value) if self._path or not _holds_long(value) else None
 
     def _apart(self, value: object) -> bytes:
         value = simplified(value, self._types)
@@ -578,11 +578,11 @@ class Encoder:
         values = iter(values)
         while batch := list(islice(values, _FEW)):
             throttle.rest()
-            yield from zip(batch, self._packer.short(batch), strict=True)
+            yield from zip(batch, self.short(batch), strict=True)
 
     def _whole(self, step: object, value: object) -> bytes:
         """Return the canonical bytes of a key or of its part, of any length: a key holds no REF."""
-        data = self._packer.fast(value)
+        data = self.fast(value)
         if data is not None:
             return data
         self._path.append(step)
