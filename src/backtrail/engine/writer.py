@@ -199,35 +199,26 @@ class LogWriter:
     ) -> Tip:
         """Append a checkpoint and return the new tip. `onto` returns the parent, if that is not to be the head."""
 
-        after = with_retries(self._reader, key, partial(self._attempt, key, propose, meta, expect, onto), known)
+        def attempt(tip: Tip | None) -> Tip:
+            if not (tip and tip.chain and expect is ANYTHING and key.agent is None and onto is None):
+                tip = self._ready(tip, expect, onto, key)
+            try:
+                tree, ops = propose(tip)
+            except Stale:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised again
+                if self._relied_on is not None and tip is not None:
+                    self._relied_on(tip.record.no, tip.before or tip.newest)
+                raise Decided(error) from None
+            try:
+                return self._save_on(tip, tree, ops, key, meta)
+            except Vanished:  # its parent was deleted
+                raise Stale from None
+
+        after = with_retries(self._reader, key, attempt, known)
         if self._after_write:
             self._after_write(after.record)
         return after
-
-    def _attempt(  # noqa: PLR0917 - by position: every write calls it
-        self,
-        key: ThreadKey,
-        propose: Propose,
-        meta: Meta,
-        expect: Expect,
-        onto: Callable[[Tip], Row] | None,
-        tip: Tip | None,
-    ) -> Tip:
-        """Append a checkpoint on a tip; `Stale` if that is not the thread's tip any more."""
-        if not (tip and tip.chain and expect is ANYTHING and key.agent is None and onto is None):
-            tip = self._ready(tip, expect, onto, key)
-        try:
-            tree, ops = propose(tip)
-        except Stale:
-            raise
-        except Exception as error:  # noqa: BLE001 - raised again
-            if self._relied_on is not None and tip is not None:
-                self._relied_on(tip.record.no, tip.before or tip.newest)
-            raise Decided(error) from None
-        try:
-            return self._save_on(tip, tree, ops, key, meta)
-        except Vanished:  # its parent was deleted
-            raise Stale from None
 
     def _ready(self, tip: Tip | None, expect: Expect, onto: Callable[[Tip], Row] | None, key: ThreadKey) -> Tip | None:
         """Return the tip to write on, with its chain; `Conflict` if its head is not the expected one."""
