@@ -335,7 +335,7 @@ class Packer:
         if interrupt is not None:
             raise interrupt from None
 
-    def is_exact(self, data: bytes, value: object) -> bool:
+    def is_exact(self, data: bytes, value: Any) -> bool:
         """Tell whether `data`, packed in one call, stands for this value and no other."""
         if not (0xC4 in data or 0xC5 in data or 0xC6 in data):  # `may_hold_bytes`, without a call
             try:
