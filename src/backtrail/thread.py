@@ -204,28 +204,29 @@ class Handle(Generic[S]):
         expected = default if expect is None else self._explicit(expect)
         find = None if onto is None else lambda there: self._stand_on(there, onto)
         session, group = engine.session, engine.open_group
+        overlay = session.overlay
         expectation = self._expectation_of(transaction.current())
         before = expectation[0].head
-        if session.overlay is None:
-            known = shared.tip if group is None else group.tips.get(shared, shared.tip)
+        if overlay is not None:
+            known = overlay.known_tips.get(shared) or self._current_tip(session)
             tip = session.writer.save(self._key, propose, meta, expected, known, find)
-            undo = None if group is None else group.undo
-            if group is None:
-                shared.tip = tip
-            else:
-                group.tips[shared] = tip
+            overlay.known_tips[shared] = tip
+            undo = overlay.after_drop
+        elif group is not None:
+            tip = session.writer.save(self._key, propose, meta, expected, group.tips.get(shared, shared.tip), find)
+            group.tips[shared] = tip
+            undo = group.undo
         else:
-            known = session.overlay.known_tips.get(shared) or self._current_tip(session)
-            tip = session.writer.save(self._key, propose, meta, expected, known, find)
-            session.overlay.known_tips[shared] = tip
-            undo = session.overlay.after_drop
+            shared.tip = tip = session.writer.save(self._key, propose, meta, expected, shared.tip, find)
+            undo = None
         head = tip.head
         if head is None:
             raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
         # After an append to a head that this caller has not read, the caller's next save must still conflict.
         if expected.head != ANY or before in (ANY, head.parent):
             _set_expectation(expectation, head, undo)
-        engine.wrote(session)
+        if overlay is not None:
+            engine.wrote(session)
         return Checkpoint(head, tip.record, meta.tags, self._types, self._type, self._load_written)
 
     def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> Expect:

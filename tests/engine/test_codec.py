@@ -43,17 +43,15 @@ def scale(request):
         yield name
 
 
-class NeverFast:
-    """Replaces a packer: every value is encoded part by part."""
+class NeverFast(Encoder):
+    """Encodes every value part by part."""
 
-    @staticmethod
-    def fast(_):
+    def fast(self, _):
         return None
 
     inline = fast
 
-    @staticmethod
-    def short(values):
+    def short(self, values):
         return [None] * len(values)
 
 
@@ -95,7 +93,7 @@ def test_root_does_not_depend_on_the_way_of_encoding(value):
     nodes_ = fresh_nodes()
     encoder = Encoder(nodes_, TYPES)
     encoder.rep([1, "x", {"y": b"z"}])
-    encoder._packer = NeverFast
+    encoder.__class__ = NeverFast
     slow = encoder._text(value) or encoder._atom(value) or encoder._container(value)
     assert bytes(slow) == bytes(fast.rep)
     assert nodes.size_of(slow) == fast.size
@@ -127,7 +125,7 @@ def test_values_around_the_inline_limit_have_one_form(away):
     for value in fillers(nodes.INLINE + away):
         made = comes_back(value)
         slow = Encoder(fresh_nodes(), TYPES)
-        slow._packer = NeverFast
+        slow.__class__ = NeverFast
         assert slow.rep(value) == made.rep
         comes_back({"in": [value, (value, 1)], "beside": "x"})
 
@@ -204,6 +202,11 @@ def test_copies_of_a_part_share_nodes():
     assert many.size > 9 * one.size
 
 
+@pytest.mark.parametrize("value", [{"n": 2**70}, {"t": "\ud800"}, {1: "a"}, {"\ud800": 1}, {}, {"b": b"x"}], ids=ascii)
+def test_short_flat_dict_comes_back_as_an_item(value):
+    comes_back([value])
+
+
 # ---- or loud --------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +219,13 @@ def test_socket_deep_inside_is_refused_with_its_path():
     assert caught.value.path == "state.messages[203].tools[1].conn[1]"
     assert caught.value.code == "invalid.value"
     assert "socket.socket" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [type("Text", (str,), {}), type("Number", (int,), {}), ormsgpack.Fragment, object])
+def test_part_of_a_flat_dict_is_refused(kind):
+    part = kind() if kind is object else kind(b"1")
+    with pytest.raises(Invalid):
+        Encoder(fresh_nodes(), TYPES, ("items",)).part(0, {"part": part})
 
 
 @pytest.mark.parametrize("root", [("messages",), ("a", 3, "b"), (0,), ()], ids=str)

@@ -305,15 +305,15 @@ def test_no_two_calls_share_a_context():
         def work(data):
             used.append(context)
             if len(data) > 1:
-                pool(data[1:])  # as another thread would, in the middle of this call
+                pool.run(data[1:])  # as another thread would, in the middle of this call
             return b""
 
         return work
 
     pool = module._Pool(make)
-    pool(b"abc")
+    pool.run(b"abc")
     assert len(set(used)) == 3
-    pool(b"abc")
+    pool.run(b"abc")
     assert len(set(used)) == 3
 
 
@@ -331,7 +331,7 @@ def test_context_of_a_failed_call_is_dropped():
     pool = module._Pool(make)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            pool(b"")
+            pool.run(b"")
     assert len(made) == 2
 
 

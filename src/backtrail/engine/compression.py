@@ -76,7 +76,7 @@ class _Pool:
         self._make = make
         self._idle: list[Work] = []
 
-    def __call__(self, data: bytes | memoryview) -> bytes:
+    def run(self, data: bytes | memoryview) -> bytes:
         """Compress or decompress data, with a context that no other thread uses meanwhile."""
         try:
             work = self._idle.pop()
@@ -93,13 +93,13 @@ def squeeze(data: bytes, *, enabled: bool = True) -> bytes:
     if not enabled or size < TINY:
         return _RAW + data
     if size < SMALL:
-        codec, frame = _ZSTD_DICTIONARY1, _small(data)
+        codec, frame = _ZSTD_DICTIONARY1, _small.run(data)
         if size >= _LOOK_TWICE and len(frame) * 5 > size * 3:
-            alone = _large(data)
+            alone = _large.run(data)
             if len(alone) < len(frame):
                 codec, frame = _ZSTD, alone
     else:
-        codec, frame = _ZSTD, _large(data)
+        codec, frame = _ZSTD, _large.run(data)
     return codec + frame if len(frame) < size else _RAW + data
 
 
@@ -159,7 +159,7 @@ def _read(pool: _Pool, frame: memoryview, limit: int) -> bytes:
         if not 0 < size <= len(frame) * _DENSEST:  # -1: no size is stated; 0: writers never compress empty data
             raise Corrupt("a compressed frame does not state how much is in it", code="corrupt.encoding")
         _refuse_above(limit, size)
-        return pool(frame)
+        return pool.run(frame)
     except zstandard.ZstdError as error:
         raise Corrupt(f"a compressed frame is damaged ({error})", code="corrupt.encoding") from error
 

@@ -37,15 +37,15 @@ def checkpoint(  # noqa: PLR0917 - by position: every write calls it
     `uid` is its thread's, for the checksum; b"": the row gets its checksum later.
     """
     kind, label, _, metadata = meta
-    seq, parent, step, undo, view, base, depth = 1, 0, 1, 0, 0, 1, 0
-    if tip is not None:
+    if tip is None:
+        seq, parent, step, undo, view, base, depth = 1, 0, 1, 0, 0, 1, 0
+    else:
         newest, head = tip.newest, tip.head
         base = seq = newest.seq + 1
         view = newest.view if newest.op in log.CHECKPOINTS else seq - 1
-        if head is not None:
-            parent, step, undo = head.seq, head.step + 1, newest.seq
-            if not stored.is_base:
-                base, depth = head.base, head.depth + 1
+        parent, step, undo, depth = (0, 1, 0, 0) if head is None else (head.seq, head.step + 1, seq - 1, 0)
+        if head is not None and not stored.is_base:
+            base, depth = head.base, head.depth + 1
     rep, op_id = tree.rep, os.urandom(log.OP_BYTES)
     root, size = blake3(b"V" + rep).digest(), rep.size if type(rep) is Rep else len(rep)  # of the tree, without calls
     extra = log.pack_extra(metadata, None, None) if metadata else _NO_EXTRA
@@ -54,7 +54,8 @@ def checkpoint(  # noqa: PLR0917 - by position: every write calls it
         seq, log.SAVE, parent, step, seq, undo, 0, view, base, depth,  # the head is this row, redo is none
         created_at, kind, label, size, len(data), root, op_id, extra,
     )  # fmt: skip
-    return new_tuple(Row, (*columns, log.check_of(columns, uid) if uid else b"", data, False))
+    check = log.check_of(columns, uid) if uid else b""
+    return new_tuple(Row, columns + (check, data, False))  # noqa: RUF005 - in half the time
 
 
 def forked(row: Row, source: Row, origin: str, meta: Meta) -> Row:

@@ -45,21 +45,20 @@ class _Pace(threading.local):
 
 
 _pace = _Pace()
+_slowed = False
+"""Whether the process ever had a slow thread. Most have none, and the attribute of a thread takes longer to read."""
 
 
 def slow_down() -> None:
     """Make the calling thread a slow one: its calls of `rest` take effect."""
+    global _slowed  # noqa: PLW0603 - one assignment is atomic
+    _slowed = True
     _pace.until = time.monotonic() + _STRETCH
-
-
-def is_slow() -> bool:
-    """Tell whether the calling thread is a slow one."""
-    return _pace.until > 0
 
 
 def rest() -> None:
     """Sleep for a moment if the calling thread is a slow one and has worked for a millisecond. Long loops call it."""
-    if _pace.until and time.monotonic() > _pace.until:
+    if _slowed and _pace.until and time.monotonic() > _pace.until:
         time.sleep(_REST)
         _pace.until = time.monotonic() + _STRETCH
 

@@ -59,7 +59,7 @@ def key_of(thread: int, seq: int) -> int:
 def row_columns(key: int, row: Row) -> tuple[Any, ...]:
     """Return a row's fields as the parameters ?1, ?2 ..., with the key in place of the seq."""
     if row.label is None:
-        return (key, *row[1:])
+        return (key,) + row[1:]  # noqa: RUF005 - in half the time
     return (key, *row[1:12], encoded(row.label), *row[13:])
 
 

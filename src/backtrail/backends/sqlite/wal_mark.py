@@ -306,7 +306,7 @@ class WriteAheadLog:
     def _is_marked(self) -> bool:
         """Tell whether the log is still the one that is known to have a settled mark."""
         try:
-            return bool(self._salts) and _pread(self._fd, 8, 16) == self._salts
+            return self._salts != b"" and _pread(self._fd, 8, 16) == self._salts
         except OSError:  # if the disk fails, the write itself will raise
             return False
 

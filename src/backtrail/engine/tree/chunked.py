@@ -83,7 +83,11 @@ def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
 
 def _closes_leaf(entry: bytes, size: int, count: int) -> bool:
     """Tell whether an entry closes its leaf, given the size and the number of the leaf's entries with it."""
-    return (size >= LEAF_MIN and count >= LEAF_ENTRIES) or _closes(entry, size, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
+    if size < LEAF_MIN:
+        return False
+    if size >= LEAF_MAX or count >= LEAF_ENTRIES:
+        return True
+    return zlib.crc32(entry) * LEAF_TARGET < len(entry) << (34 if size >= LEAF_TARGET else 30)
 
 
 class Spine:
@@ -137,13 +141,13 @@ class Spine:
 
     def with_one_more(self, entry: Entry) -> Spine | None:
         """Return the spine with one more entry at its end; None if that closes a chunk."""
-        entries, *closed = self.levels
-        weight = self.weight + len(entry)
-        if weight >= LEAF_MIN and _closes_leaf(entry, weight, len(entries) + 1):
+        levels, length = self.levels, len(entry)
+        weight = self.weight + length
+        if _closes_leaf(entry, weight, len(levels[0]) + 1):
             return None
-        size = entry.size if type(entry) is Rep else len(entry)
-        measures = self.length + 1, self.size + size, weight, self._start or self.start
-        return Spine(self.code, self.attrs, ([*entries, entry], *closed), measures)
+        size = self.size + (entry.size if type(entry) is Rep else length)
+        measures = self.length + 1, size, weight, self._start or self.start
+        return Spine(self.code, self.attrs, ([*levels[0], entry], *levels[1:]), measures)
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
@@ -225,7 +229,8 @@ class Builder:
         self._attrs = attrs
         self._mapping = code in msgpack.MAPPINGS
         self._levels: list[list[Any]] = list(map(list, levels))
-        self._weights = [sum([len(each.data if at else each) for each in level]) for at, level in enumerate(levels)]
+        entries, *chunks = levels
+        self._weights = [sum(map(len, entries)), *(sum([len(each.data) for each in level]) for level in chunks)]
         self.sealed = False
         """Whether the builder closed a leaf."""
 

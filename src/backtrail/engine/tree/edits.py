@@ -9,6 +9,7 @@ reads, so its cost does not depend on the size of the state.
 from __future__ import annotations
 
 import copy
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from backtrail.backends.port import new_tuple
@@ -154,8 +155,7 @@ class Append(Edit):
         if spine is None or spine.code != msgpack.LIST:
             raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
         encoder = Encoder(tree.nodes, self._types, self._path)
-        reps = [encoder.part(at, item) for at, item in enumerate(self._items, spine.length)]
-        return [[SPLICE, steps, spine.length, 0, reps]]
+        return [[SPLICE, steps, spine.length, 0, list(map(encoder.part, count(spine.length), self._items))]]
 
     def _text(self, rep: bytes, steps: list[Step]) -> list[Op]:
         if not all(type(item) is str for item in self._items):

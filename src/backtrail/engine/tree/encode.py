@@ -266,19 +266,18 @@ _cells: list[tuple[list[Any], list[Any]]] = []
 class Packer:
     """Encodes each value in one call of ormsgpack, and is the `default` hook of that call. Not shared by threads."""
 
-    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types", "_writers", "extensions")
+    _depth = 0
+    _interrupt: BaseException | None = None
+    extensions = 0
+    """How many values that ormsgpack handed back have become extensions."""
+    _kinds = _SCALARS
+    """Classes whose instances ormsgpack packs exactly, or hands back to this object."""
+    _writers: dict[type, records.Writer | None] | None = None
+    """Functions that encode the instances of a class quickly; None until ormsgpack hands back a value."""
 
     def __init__(self, types: Types) -> None:
         self._types = types
-        self._depth = 0
-        self._interrupt: BaseException | None = None
-        self.extensions = 0
-        """How many values that ormsgpack handed back have become extensions."""
-        self._kinds = _SCALARS
-        """Classes whose instances ormsgpack packs exactly, or hands back to this object."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
-        self._writers: dict[type, records.Writer | None] | None = None
-        """Functions that encode the instances of a class quickly; None until ormsgpack hands back a value."""
 
     def _accept(self, kind: type) -> None:
         """Add a class whose instances this object encodes exactly."""
@@ -287,10 +286,10 @@ class Packer:
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value in one call; None if the result may not be exact."""
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN or (type(value) is dict and _PLAIN.issuperset(map(type, value.values()))):
             try:
                 return msgpack.pack(value)
-            except TypeError:  # a str with lone surrogates, or an int beyond 64 bits
+            except TypeError:  # a str with lone surrogates, an int beyond 64 bits, or a key that is no str
                 pass
         data = self.nested(value)
         return data[MARGIN:] if data is not None and self.is_exact(data, value) else None
@@ -336,10 +335,16 @@ class Packer:
         if interrupt is not None:
             raise interrupt from None
 
-    def is_exact(self, data: bytes, value: object) -> bool:
+    def is_exact(self, data: bytes, value: Any) -> bool:
         """Tell whether `data`, packed in one call, stands for this value and no other."""
-        bytes_in = 0xC4 in data or 0xC5 in data or 0xC6 in data  # `may_hold_bytes`, without a call
-        return (not bytes_in and _is_builtin(value)) or _consists_of(value, self._kinds)
+        if not (0xC4 in data or 0xC5 in data or 0xC6 in data):  # `may_hold_bytes`, without a call
+            try:
+                marshal.dumps(value)
+            except ValueError:  # it holds objects of other types than Python's own
+                pass
+            else:
+                return True
+        return _consists_of(value, self._kinds)
 
     def are_exact(self, encodings: list[bytes], values: list[Any]) -> bool:
         """Tell whether values that pack to `encodings` in one call are exact, as `is_exact` does."""
@@ -451,18 +456,17 @@ _FEW: Final = 64
 """The number of parts that are packed before they are checked together."""
 
 
-class Encoder:
+class Encoder(Packer):
     """Encodes values into representations; adds the nodes of long values to `nodes`."""
 
     def __init__(self, nodes: Nodes, types: Types, root: Path | None = None, *, what: str = "state") -> None:
-        self.nodes = nodes
         self._types = types
-        self._path: list[Any] = list(root or ())
+        self._inner = {}
+        self.nodes = nodes
+        self._path: list[Any] = [*root] if root else []
         self._what = what
-        self._packer = Packer(types)
-        self._slow = throttle.is_slow()
-        self._open: set[int] = set()
-        """The ids of the containers around the current one."""
+        self._open: dict[int, object] = {}
+        """The containers around the current one, by their ids."""
 
     def rep(self, value: object) -> bytes:
         """Return the representation of a value; `Invalid` with the path of a part that cannot be stored exactly."""
@@ -473,10 +477,9 @@ class Encoder:
 
     def part(self, step: object, value: object) -> bytes:
         """Return the representation of a part of the value at the root path."""
-        if self._slow:
-            throttle.rest()
+        throttle.rest()
         path = self._path
-        rep = self._packer.inline(value) if 0 < len(path) < MAX_NESTED else None
+        rep = self.inline(value) if 0 < len(path) < MAX_NESTED else None
         if rep is None:
             path.append(step)
             rep = self.rep(value)
@@ -506,7 +509,7 @@ class Encoder:
 
     def _inline(self, value: object) -> bytes | None:
         """Return the representation of a value that one call can encode inline, else None."""
-        return self._packer.inline(value) if self._path or not _holds_long(value) else None
+        return self.inline(value) if self._path or not _holds_long(value) else None
 
     def _apart(self, value: object) -> bytes:
         value = simplified(value, self._types)
@@ -538,13 +541,13 @@ class Encoder:
             raise self._refuse("a value that contains itself")
         if len(self._path) >= MAX_NESTED:
             raise self._refuse(f"nested deeper than {MAX_NESTED} levels")
-        self._open.add(id(value))
+        self._open[id(value)] = value
         return opened
 
     def _container(self, value: object) -> bytes:
         code, attrs, parts = self._opened(value)
         entries = self._entries(code, parts)
-        self._open.discard(id(value))
+        del self._open[id(value)]
         return chunked.build(self.nodes, code, attrs, entries).close(self.nodes)
 
     def _entries(self, code: int, parts: Any, start: int = 0) -> list[Entry]:
@@ -574,13 +577,12 @@ class Encoder:
         """Yield each value with its encoding, if that is short and exact."""
         values = iter(values)
         while batch := list(islice(values, _FEW)):
-            if self._slow:
-                throttle.rest()
-            yield from zip(batch, self._packer.short(batch), strict=True)
+            throttle.rest()
+            yield from zip(batch, self.short(batch), strict=True)
 
     def _whole(self, step: object, value: object) -> bytes:
         """Return the canonical bytes of a key or of its part, of any length: a key holds no REF."""
-        data = self._packer.fast(value)
+        data = self.fast(value)
         if data is not None:
             return data
         self._path.append(step)
@@ -593,7 +595,7 @@ class Encoder:
                 entries = sorted(self._whole("{}", part) for part in parts)
             else:
                 entries = [self._whole(at, part) for at, part in enumerate(parts)]
-            self._open.discard(id(value))
+            del self._open[id(value)]
             data = msgpack.inline(code, attrs, entries)
         self._path.pop()
         return data

@@ -107,7 +107,7 @@ def bytes_head(count: int) -> bytes:
     """Return the MessagePack header of a bytes value of `count` bytes."""
     if count <= 0xFF:
         return bytes((0xC4, count))
-    return struct.pack(">BH", 0xC5, count) if count <= 0xFFFF else struct.pack(">BI", 0xC6, count)
+    return (0xC50000 | count).to_bytes(3) if count <= 0xFFFF else struct.pack(">BI", 0xC6, count)
 
 
 def ext(code: int, payload: bytes) -> bytes:
@@ -233,7 +233,8 @@ def plain(data: bytes) -> Any:
 
 def may_hold_refs(data: bytes) -> bool:
     """Tell quickly whether encoded values may hold a REF."""
-    return REF in data and _REF_MARK in data  # a search for one byte first takes a tenth of the time
+    # A search for one byte first takes a tenth of the time; `in` with bytes first raises and clears a TypeError.
+    return REF in data and data.find(_REF_MARK) >= 0
 
 
 def refs_in(data: bytes) -> list[bytes]:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 from blake3 import blake3
-from ormsgpack import Ext
 
 from backtrail.engine import throttle
 from backtrail.engine.compression import unsqueeze
@@ -51,6 +50,8 @@ DIGEST_BYTES: Final = 32
 SPINE, LEAF, INNER, TEXT, PIECES = b"S", b"L", b"I", b"T", b"P"
 _SLACK: Final = 1 << 16
 _REF_HEADS: Final = frozenset({0xC7, 0xC8})
+_REF_STARTS: Final = tuple([bytes((0xC7, length, msgpack.REF)) for length in range(0x100)])
+"""The first bytes of a REF, by the length of its payload: an extension of 38 to 64 bytes."""
 
 
 def digest_of(kind: bytes, data: bytes) -> bytes:
@@ -68,7 +69,8 @@ class Ref(NamedTuple):
 
     def encode(self) -> Rep:
         """Return the REF."""
-        rep = Rep(pack(Ext(msgpack.REF, pack(self[:]))))
+        payload = pack(self[:])
+        rep = Rep(_REF_STARTS[len(payload)] + payload)
         rep.size = self.size
         rep.ref = self
         return rep

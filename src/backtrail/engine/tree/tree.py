@@ -131,7 +131,7 @@ class Tree(NamedTuple):
 
         `place` is where the only op leads, if the caller has found it in this tree.
         """
-        rep, nodes, *_ = self
+        rep, nodes = self.rep, self.nodes
         if not own:
             nodes = nodes.forked()
         sealed = False
@@ -217,7 +217,7 @@ def _changed(nodes: Nodes, rep: bytes, op: Op) -> tuple[bytes, bool]:
     if spine.is_mapping:
         entries = [chunked.join(chunked.key_of(e), measured(value_of(e))) for e in reps]
     else:
-        entries = [measured(rep) if msgpack.REF in rep else rep for rep in reps]
+        entries = list(map(measured, reps)) if msgpack.may_hold_refs(b"".join(reps)) else reps
     changed, sealed = chunked.splice(nodes, spine, start, start + removed, entries)
     return changed.close(nodes), sealed
 
