@@ -141,22 +141,24 @@ SELECT {last_key} < ?1
 -- name: tags_of_row
 SELECT tag FROM tag WHERE thread = ? AND seq = ?
 
--- name: columns_after_op
--- In the order of the table: without their names, SQLite has less text to compare with the statements it has compiled.
-?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?21, coalesce(?20, x'')
-
 -- name: append_row
 -- Unless the predecessor is the newest row, `op` becomes NULL, which the table refuses. INSERT ... SELECT ... WHERE
 -- would say the same, but since that reads the table it writes, SQLite goes through a temporary one, for 2 us in 10.
-INSERT INTO row VALUES (?1, CASE WHEN {last_key} = ?1 - 1 THEN ?2 END, {columns_after_op})
+INSERT INTO row (key, {fields}, payload, hidden)
+VALUES (?1, CASE WHEN {last_key} = ?1 - 1 THEN ?2 END, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16,
+        ?17, ?18, ?19, coalesce(?20, x''), ?21)
 
 -- name: append_row_if_newest
 -- The same, if also the row with the key ?22 is the newest of its thread.
-INSERT INTO row VALUES (?1, CASE WHEN {last_key} = ?1 - 1 AND ?22 = (
-    SELECT max(key) FROM row WHERE key BETWEEN ?22 & ~4294967295 AND ?22 | 4294967295) THEN ?2 END, {columns_after_op})
+INSERT INTO row (key, {fields}, payload, hidden)
+VALUES (?1, CASE WHEN {last_key} = ?1 - 1 AND ?22 = (
+        SELECT max(key) FROM row WHERE key BETWEEN ?22 & ~4294967295 AND ?22 | 4294967295) THEN ?2 END,
+        ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, coalesce(?20, x''), ?21)
 
 -- name: append_row_after_gap
-INSERT INTO row VALUES (?1, CASE WHEN {last_key} < ?1 THEN ?2 END, {columns_after_op})
+INSERT INTO row (key, {fields}, payload, hidden)
+VALUES (?1, CASE WHEN {last_key} < ?1 THEN ?2 END, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16,
+        ?17, ?18, ?19, coalesce(?20, x''), ?21)
 
 -- name: append_moves
 -- The same for many rows without payload and label, each the only one of its thread in the batch: moves of heads. A
