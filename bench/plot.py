@@ -13,8 +13,8 @@ from xml.sax.saxutils import escape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 78, 190, 46, 52
+WIDTH, HEIGHT = 810, 420
+LEFT, RIGHT, TOP, BOTTOM = 78, 240, 46, 52
 TEXT, GRID = "#7d8590", "#7d859040"
 LABEL_STEP = 17
 STYLES = (
