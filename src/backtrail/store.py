@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.models import Message
     from backtrail.conversations.repository import Conversations
+    from backtrail.engine.reader import StoreReader
     from backtrail.engine.redact import Redact, Redactor
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
@@ -490,18 +491,7 @@ class Store:
         period = check_period(since, until)
         place = None if after is None else search.cursor_of(check_cursor(after))
         most = min(check_count(limit, "limit"), sys.maxsize)
-        behind = 0
-        if wait:
-            try:
-                indexer.catch_up(reader, where, progress=callback)
-            except Unavailable as error:
-                if error.code != "unavailable.read_only":
-                    raise
-                indexer.behind(reader.backend)  # a store of an older format has no index, and says so
-                text = "the search index lacks new messages, and a read-only store cannot add them: pass wait=False"
-                raise Unavailable(f"{text}, or open the store for writing", code=error.code) from None
-        else:
-            behind = indexer.behind(reader.backend)
+        behind = _index_for_search(reader, where, callback) if wait else indexer.behind(reader.backend)
         find = search.best if order == "score" else search.newest
         hits = Hits(find(reader, parsed, where, period, after=place, limit=most))
         hits.behind = behind
@@ -750,3 +740,16 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _index_for_search(reader: StoreReader, where: Where, progress: Callable[[str, int], None] | None) -> int:
+    """Index the messages that a search needs; return 0, the number of threads that the index then lacks."""
+    try:
+        indexer.catch_up(reader, where, progress=progress)
+    except Unavailable as error:
+        if error.code != "unavailable.read_only":
+            raise
+        indexer.behind(reader.backend)  # a store of an older format has no index, and says so
+        text = "the search index lacks new messages, and a read-only store cannot add them: pass wait=False"
+        raise Unavailable(f"{text}, or open the store for writing", code=error.code) from None
+    return 0
