@@ -9,6 +9,7 @@ import threading
 import time
 
 import backtrail
+from tests.support.servers import wait_for
 
 WRITERS = 4
 RUN = "payments"
@@ -144,6 +145,7 @@ class Clients:
         return [len(writer.acknowledged["own"]) for writer in self.writers]
 
     def stop(self):
+        wait_for(lambda: self.payments)  # a lease that a failover interrupted has to run out first
         self._ended.set()
         for client in self._all:
             client.join(90)
