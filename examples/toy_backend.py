@@ -66,6 +66,7 @@ class Group(threading.local):
 
     lock: ExitStack | None = None
     data: Data | None = None  # since the first write
+    version: int = 0  # of the data, before the group
     numbers: frozenset[int] = frozenset()  # of the threads that it has written to
 
 
@@ -87,14 +88,16 @@ class ToyBackend(defaults.SimpleReader, defaults.PollingFeed, defaults.MinimalMa
         """Return the data that the calling thread sees."""
         if self._closed:
             raise Unavailable("this store is closed: open it again", code="unavailable.closed")
-        if self._group.data is not None:
-            return self._group.data
+        return self._stored()[1] if self._group.data is None else self._group.data
+
+    def _stored(self) -> tuple[int, Data]:
+        """Return the version of the file and its data. Another thread may set `_last` at any moment."""
         with self._path.open(**TEXT) as file:
-            version = int(file.readline() or 0)
-            if version != self._last[0]:
+            last, version = self._last, int(file.readline() or 0)
+            if version != last[0]:
                 pairs = json.loads(file.read(), object_hook=lambda value: bytes.fromhex(value["hex"]))
-                self._last = version, {tuple(key): value for key, value in pairs}
-        return self._last[1]
+                last = self._last = version, {tuple(key): value for key, value in pairs}
+        return last
 
     def _write(self, version: int, data: Data) -> None:
         """Replace the file: after a crash, it holds the old data or the new."""
@@ -117,7 +120,7 @@ class ToyBackend(defaults.SimpleReader, defaults.PollingFeed, defaults.MinimalMa
             file = self._group.lock.enter_context(self._path.with_suffix(".lock").open("w"))
             self._group.lock.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a forked child may have it open, too
             fcntl.flock(file, fcntl.LOCK_EX)
-            self._group.data = self._data()
+            self._group.version, self._group.data = self._stored()
         numbers = defaults.settle(self, batch)
         if numbers is None:
             data = self._data().copy()
@@ -133,7 +136,7 @@ class ToyBackend(defaults.SimpleReader, defaults.PollingFeed, defaults.MinimalMa
             with ExitStack() as self._group.lock:
                 yield
                 if self._group.data is not None:
-                    self._write(self._last[0] + 1, self._group.data)
+                    self._write(self._group.version + 1, self._group.data)
             numbers = self._group.numbers
         finally:
             vars(self._group).clear()
