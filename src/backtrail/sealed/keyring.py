@@ -198,7 +198,7 @@ class Keyring:
     def add_generation(self, uids: Collection[bytes], erasures: Mapping[bytes, int] | None = None) -> None:
         """Give threads a new key, for all that is written from now on. Older keys stay until `destroy`.
 
-        `erasures` are the seqs of threads' erasures by uid. A thread gets one key for one erasure, whoever asks for it.
+        `erasures` are the seqs of threads' erasures by uid. A thread gets one key per erasure, even if several ask.
         """
         for start in range(0, len(listed := list(uids)), _PAGE):
             while not self._add(listed[start : start + _PAGE], erasures or {}):
