@@ -71,7 +71,7 @@ def work(path, backups, told, seed):
 
 def killed(path, backups, seed):
     """Kill a process at a random moment; return how many of its writes were acknowledged."""
-    told = spawn.Value("i", 0)
+    told = spawn.Value("i", 0, lock=False)  # the killed process could keep a lock
     child = spawn.Process(target=work, args=(path, backups, told, seed))
     child.start()
     choice = random.Random(seed)
