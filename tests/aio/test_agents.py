@@ -367,8 +367,11 @@ def test_repeatedly_cancelled_guard_is_rolled_back_first(opened):
                 await task
             assert await said(store) == ["hello"]
             assert await kinds(store) == ["recovery", "pre_operation"]
+            started.clear()
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
+                async with asyncio.timeout(None) as limit:
+                    begun = asyncio.create_task(started.wait())
+                    begun.add_done_callback(lambda _: limit.reschedule(0))
                     await risky(store, started)
             assert (await said(store), (await kinds(store))[0]) == (["hello"], "recovery")
 
