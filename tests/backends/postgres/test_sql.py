@@ -3,14 +3,19 @@
 import itertools
 import json
 import os
+import re
 import time
+import uuid
+from unittest import mock
 
 import psycopg
 import pytest
 
 import backtrail
 from backtrail.backends.port import Batch, NewThread
+from backtrail.backends.postgres import schema as schemas
 from backtrail.backends.postgres.backend import _range
+from backtrail.backends.sql.statements import statements as read_sections
 from backtrail.engine import log
 from tests.support.servers import place, server
 
@@ -117,7 +122,7 @@ def test_a_scan_would_be_noticed(full):
 def test_the_newest_threads_are_listed_by_an_index(full):
     wanted = {"space": "thread", "agent": None, "prefix": None, "origin": None, "after": None, "limit": 20}
     nodes = plan(full._backend._listing(**wanted)[0])
-    assert "thread_activity" in {node.get("Index Name") for node in nodes}
+    assert "activity_pkey" in {node.get("Index Name") for node in nodes}
     listed = [info.id for info in full.threads(limit=20)]
     assert listed == [f"thread {at:06}" for at in range(3999, 3979, -1)]
 
@@ -126,7 +131,7 @@ def test_tips_of_an_agent_are_read_by_indexes(full):
     backend = full._backend
     for statement, indexes in (
         (backend._sql["touched_tips"], {"thread_touched"}),
-        (backend._sql["tips"], {"thread_agent", "thread_without_head"}),
+        (backend._sql["tips"], {"thread_agent"}),
     ):
         nodes = plan(statement)
         assert "Seq Scan" not in {node["Node Type"] for node in nodes}
@@ -151,11 +156,91 @@ def test_only_the_first_save_after_untouching_changes_indexes(opener):
         for no in (1, 2, 2):
             with psycopg.connect(server().url) as connection:
                 connection.execute(
-                    f"UPDATE {schema}.thread SET newest = newest + 1, updated_at = 7 WHERE no = %s", (no,)
+                    f"UPDATE {schema}.thread SET newest = newest + 1, second = second + 1, dirty = true WHERE no = %s",
+                    (no,),
                 )
                 found.append(connection.execute(counts).fetchone())
         assert found == [(1, 1), (2, 1), (1, 1)]
         assert query(store, "SELECT touched FROM {}.thread ORDER BY no") == [{"touched": True}] * 2
+
+
+def test_save_and_indexing_write_to_no_index_of_threads(opener):
+    with opener() as store:
+        thread = store.thread("t", agent="a")
+        thread.save({"messages": []})
+        indexes = f"""
+            SELECT count(*) FROM pg_index WHERE indrelid = '{store._backend._schema.quoted}.thread'::regclass
+            AND (indexprs IS NOT NULL OR pg_get_indexdef(indexrelid) ~ '(newest|updated_at|second|alive|dirty)')"""
+        assert server().execute(indexes) == [(0,)]
+        store.search("x")
+        assert query(store, "SELECT * FROM {}.unindexed") == []
+        thread.append("messages", {"role": "user", "content": "x"})
+        assert query(store, "SELECT * FROM {}.unindexed") == [{"thread": 1}]
+        thread.delete()
+        assert query(store, "SELECT * FROM {}.activity") == []
+
+
+def test_activity_follows_threads(opener):
+    """`check` compares `activity` and `unindexed` with the threads."""
+    with opener() as store:
+        for n in range(12):
+            store.thread(f"{n}", agent="ab"[n % 2] if n % 3 else None).save({"n": n})
+        store.thread("0").save({"n": 1})
+        store.thread("1").delete()
+        store.thread("2").fork("fork")
+        with store.transaction():
+            store.thread("3").save({"n": 2})
+            store.thread("4").delete()
+        backend = store._backend
+        for no, row in backend.newest_of(range(1, 13)).items():  # as if written much later, in another order
+            later = row._replace(seq=row.seq + 1, op_id=os.urandom(16), created_at=row.created_at + no % 5 * 10_000_000)
+            backend.commit(Batch(rows=((no, later),)))
+        (new,) = backend.commit(Batch(threads=(NewThread("thread", "new", os.urandom(8), None, 1, None),)))
+        backend.commit(
+            Batch(
+                renew=((new, NewThread("thread", "new", os.urandom(8), "b", 1, None)),),
+                rows=((new, row._replace(seq=1)),),
+            )
+        )
+        assert backend.check(None) == ()
+        assert query(store, "SELECT agent FROM {}.activity WHERE thread = %s", new) == [{"agent": b"b"}]
+        listed = [
+            record.no for record, _ in backend.threads(space="thread", agent=None, prefix=None, after=None, limit=99)
+        ]
+        by_name = [
+            record.no for record, _ in backend.threads(space="thread", agent=None, prefix="", after=None, limit=99)
+        ]
+        assert listed == by_name
+        server().execute(f"DELETE FROM {backend._schema.quoted}.activity WHERE thread = 1")
+        server().execute(f"UPDATE {backend._schema.quoted}.activity SET second = 1 WHERE thread = 3")
+        server().execute(f"INSERT INTO {backend._schema.quoted}.activity VALUES (1, 2, 'thread'), (1, 77, 'thread')")
+        server().execute(f"DELETE FROM {backend._schema.quoted}.unindexed WHERE thread = 5")
+        assert backend.check(None) == (
+            "4 threads have a wrong time in the table for listings",
+            "1 threads have a wrong mark in the table for indexing",
+        )
+        backend.repair()
+        assert backend.check(None) == ()
+
+
+def test_roles_keep_their_rights_when_the_owner_converts_a_store():
+    role, running = f'an "agent" {uuid.uuid4().hex}', server()
+    name = '"' + role.replace('"', '""') + '"'
+    with place() as opener:
+        schema = opener.keywords["schema"]
+        with mock.patch.object(schemas, "STEPS", schemas.STEPS[:2]), opener() as store:
+            store.thread("t").save({"messages": []})
+        running.execute(f"CREATE ROLE {name} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {name}")
+        running.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {name}")
+        try:
+            opener().close()
+            with running.connect() as connection, connection.transaction(force_rollback=True):
+                connection.execute(f"SET LOCAL ROLE {name}")
+                connection.execute(f"UPDATE {schema}.thread SET newest = newest + 1, second = 7, dirty = NOT dirty")
+                assert connection.execute(f"SELECT second FROM {schema}.activity").fetchall() == [(7,)]
+                assert connection.execute(f"SELECT * FROM {schema}.unindexed").fetchall() == []
+        finally:
+            running.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
 @pytest.mark.torture
@@ -178,6 +263,43 @@ def test_a_million_rows_in_a_hundred_thousand_threads(opener):
         print("\n" + json.dumps(took, indent=1))  # noqa: T201 - what the long run is for
         found = {name: scanned(statement) for name, statement in statements(store._backend)}
         assert {name: tables for name, tables in found.items() if tables} == {}
+
+
+# -- statements and servers -----------------------------------------------------------------------------
+
+# What would be asked of more than one server if threads were distributed by their numbers. docs/scaling.md
+CROSSING = """
+    thread_by_name threads_named thread_by_uid same_threads
+    thread_numbers all_threads threads active_threads tip tips touched_tips newest_seqs last_thread usage
+    unindexed unindexed_2 marked_threads hits remove_words clear_index
+    chunks present chunk_page remove_chunks
+    vacuum newest_rows begin_repair end_repair rows_without_thread rows_without_place threads_without_row
+    tags_without_row lists_without_thread messages_without_list threads_that_differ threads_without_activity
+    threads_without_mark
+"""
+TABLES = {"thread", "row", "tag", "indexed", "message", "chunk", "activity", "unindexed"}
+NUMBER = r"\b(thread|no) = (\$1(?!\d)|ANY \(\$1\)|w\.(no|thread)|span\.thread)|\bt\.no = ANY"
+
+
+def test_other_statements_name_the_numbers_of_their_threads():
+    sections = read_sections("backtrail.backends.postgres", "statements.sql")
+    texts = {name: text for name, (text, _) in sections.items() if TABLES & set(re.findall(r"\{schema\}\.(\w+)", text))}
+    assert {name for name, text in texts.items() if not re.search(NUMBER, text)} == set(CROSSING.split())
+    one = {name for name, text in texts.items() if re.search(r"\b(thread|no) = \$1(?!\d)", text)}
+    assert {"append_row", "append_row_after", "newest_row", "rows_in_range", "op_id", "tags", "labelled"} <= one
+
+
+def test_few_unique_indexes_lack_the_number_of_a_thread(opener):
+    with opener() as store:
+        unique = """
+            SELECT c.relname AS name, array_agg(a.attname::text) AS columns
+            FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+            JOIN pg_class t ON t.oid = i.indrelid AND t.relkind <> 'i' AND NOT t.relispartition
+            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+            WHERE i.indisunique AND t.relnamespace = '{}'::regnamespace AND t.relname NOT IN ('meta', 'vocabulary')
+            GROUP BY 1"""
+        without = {row["name"] for row in query(store, unique) if "thread" not in row["columns"]}
+        assert without == {"thread_pkey", "thread_name", "thread_uid", "tag_pkey", "message_pkey", "chunk_pkey"}
 
 
 # -- views --------------------------------------------------------------------------------------------

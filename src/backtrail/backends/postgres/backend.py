@@ -83,10 +83,11 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
         weakref.finalize(self, self._notifier.stop).atexit = False
         self._listeners[self._notifier] = self._notifier.send_soon
         try:
-            self._pool.do(lambda session: prepare(session, name, target.shown, read_only=read_only), patience=0)
+            found = self._pool.do(lambda session: prepare(session, name, target.shown, read_only=read_only), patience=0)
         except BaseException:
             self._pool.close()
             raise
+        self._sql.use_format(found)
 
     # -- running statements -------------------------------------------------------------------
     def _run(self, statement: Statement, *values: Any) -> list[tuple[Any, ...]]:
@@ -151,15 +152,20 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
 
         The statement has only the conditions that are given: one statement for all cases would use no index. LATERAL
         and LIMIT 1 keep the planner from reading all newest rows at once: it does not know how few threads match.
+        Threads of a name space or an agent come in the order of the table `activity`; those of some names, which an
+        index finds, and all threads at once are sorted.
         """
         parameters = Parameters()
         add = parameters.add
         low, high = names_between(prefix)
-        conditions = ["t.alive"]
+        some = space is not None or agent is not None
+        by_activity = self._sql.has_activity and some and low is None and origin is None
+        listed = "a" if by_activity else "t"
+        conditions = ["true"]
         if space is not None:
-            conditions.append(f"t.space = {add('t', space)}")
+            conditions.append(f"{listed}.space = {add('t', space)}")
         if agent is not None:
-            conditions.append(f"t.agent = {add('b', encoded(agent))}")
+            conditions.append(f"{listed}.agent = {add('b', encoded(agent))}")
         if low is not None:
             conditions.append(f"t.name >= {add('b', low)}")
         if high is not None:
@@ -168,8 +174,14 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
             conditions.append(f"substring(t.origin FROM 9) = {add('b', origin.hex().encode())}")
         if after is not None:
             conditions.append(f"(t.updated_at, t.no) < ({add('i', after[0])}, {add('i', after[1])})")
-            conditions.append(f"t.second <= {add('i', after[0] // _SECOND + 1)}")
-        text = self._sql.text("threads", conditions=" AND ".join(conditions), limit=add("i", limit))
+            conditions.append(f"{listed}.second <= {add('i', after[0] // _SECOND + 1)}")
+        text = self._sql.text(
+            "threads",
+            source=self._sql.text("active_threads" if by_activity else "all_threads"),
+            conditions=" AND ".join(conditions),
+            second=f"{listed}.second",
+            limit=add("i", limit),
+        )
         statement = self._listings.get(text) or self._listings.setdefault(text, Statement(text, parameters.types))
         return statement, parameters.values
 

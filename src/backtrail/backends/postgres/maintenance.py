@@ -35,8 +35,12 @@ def checks(sql: Statements) -> Iterator[tuple[str, Statement]]:
     """Yield a message for each kind of damage, with the statement that counts it."""
     for name, words in _WITHOUT_OWNER.items():
         yield words, Statement(f"SELECT count(*) {sql.text(name)}")
-    differing = f"SELECT count(*) {sql.text('threads_that_differ')}"
-    yield "threads do not say which row is their newest", Statement(differing)
+    tables = {"threads_that_differ": "threads do not say which row is their newest"}
+    if sql.has_activity:
+        tables["threads_without_activity"] = "threads have a wrong time in the table for listings"
+        tables["threads_without_mark"] = "threads have a wrong mark in the table for indexing"
+    for name, words in tables.items():
+        yield words, Statement(f"SELECT count(*) {sql.text(name)}")
     planted = f"SELECT count(*) FROM ({sql.text('planted')}) AS planted"  # noqa: S608
     yield "triggers or rules are not ones that backtrail has made", Statement(planted)
 

@@ -7,9 +7,10 @@ step is made once. Names that a later format may replace end in the number of th
 can use a store side by side.
 
 A thread's row in the table `thread` names the newest row of its log, so writers queue for it: a writer extends a log by
-moving `newest` from seq - 1 to seq, and only one writer can. The column `second`, the time of the newest row in whole
-seconds, exists for an index: listing by activity needs one, and an index on a value that changes with every save would
-make every save write to all indexes of the table.
+moving `newest` from seq - 1 to seq, and only one writer can. No index has a column that a save changes. Else each save
+would write to all indexes of the table. So a trigger copies what listings and the search index look for into two narrow
+tables: `activity` has the time of the newest row in whole seconds (`second`), and `unindexed` the threads that are
+`dirty`.
 
 A transaction that puts or touches chunks holds a shared advisory lock to its end; a new epoch is begun under the same
 lock, exclusively. So no transaction stamps chunks with an old epoch.
@@ -83,8 +84,8 @@ def schema_name(schema: object) -> SchemaName:
     return SchemaName(name)
 
 
-def prepare(session: PgSession, schema: SchemaName, where: str, *, read_only: bool) -> None:
-    """Check the server and the store's format; create or migrate the store if necessary and not `read_only`."""
+def prepare(session: PgSession, schema: SchemaName, where: str, *, read_only: bool) -> int:
+    """Check the server, create or migrate the store if necessary and not `read_only`, and return its format."""
     server = session.connection.info.server_version
     if server < OLDEST_SERVER:
         raise Unavailable(
@@ -100,9 +101,10 @@ def prepare(session: PgSession, schema: SchemaName, where: str, *, read_only: bo
     version = format_of(session, schema, where)
     if version < len(STEPS) and read_only:
         _refuse_other_formats(version, schema, where)
-        return
+        return version
     while version < len(STEPS):
         version = _step(session, schema, where)
+    return version
 
 
 def format_of(session: PgSession, schema: SchemaName, where: str) -> int:

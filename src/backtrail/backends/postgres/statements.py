@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from backtrail.backends.postgres.schema import SchemaName
 
 _PLACE: Final = re.compile(r"\{(\w+)\}")
+_WITH_ACTIVITY: Final = 3
+"""The first format with the tables `activity` and `unindexed`."""
 _LETTERS: Final = {"bigint": "i", "bytea": "b", "text": "t", "boolean": "o"}
 _BYTES: Final = ("label", "root", "op_id", "extra", "check", "payload")
 _ROW_LETTERS: Final = "".join({"hidden": "o"}.get(field, "b" if field in _BYTES else "i") for field in Row._fields)
@@ -30,7 +32,15 @@ class Statements:
             "durable": str(durable).lower(),
             "jump": str(JUMP),
         }
+        self._values["marks"] = self.text("unindexed")
+        self.has_activity = True
         self._statements: dict[str, Statement] = {}
+
+    def use_format(self, version: int) -> None:
+        """Use statements for the format of a store that was found when it was opened."""
+        if version < _WITH_ACTIVITY:
+            self._values["marks"] = self.text("unindexed_2")
+            self.has_activity = False
 
     def __getitem__(self, name: str) -> Statement:
         """Return the named statement, ready to run."""

@@ -34,10 +34,17 @@ SELECT {thread_columns} FROM {schema}.thread t WHERE no = $1
 -- name: thread_numbers (bigint, bigint)
 SELECT no FROM {schema}.thread WHERE no > $1 ORDER BY no LIMIT $2
 
+-- name: active_threads
+-- In the order of `activity`. LATERAL and LIMIT 1 keep the threads from being looked for all at once.
+{schema}.activity a, LATERAL (SELECT * FROM {schema}.thread t WHERE t.no = a.thread LIMIT 1) t
+
+-- name: all_threads
+{schema}.thread t
+
 -- name: threads
 SELECT {thread_columns}, r.*, t.updated_at FROM (
-    SELECT * FROM {schema}.thread t WHERE {conditions}
-    ORDER BY t.second DESC, t.updated_at DESC, t.no DESC LIMIT {limit}) t,
+    SELECT t.* FROM {source} WHERE t.alive AND {conditions}
+    ORDER BY {second} DESC, t.updated_at DESC, t.no DESC LIMIT {limit}) t,
 LATERAL (SELECT {bare_columns} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) r
 ORDER BY t.second DESC, t.updated_at DESC, t.no DESC
 
@@ -59,11 +66,7 @@ SELECT {thread_columns}, newest.*, head.* FROM (
 ORDER BY 1
 
 -- name: tips (bytea)
-SELECT {thread_columns}, newest.*, head.* FROM (
-    SELECT * FROM {schema}.thread t WHERE t.agent = $1 AND t.alive) t {tip}
-UNION ALL
-SELECT {thread_columns}, newest.*, head.* FROM (
-    SELECT * FROM {schema}.thread t WHERE t.agent = $1 AND NOT t.alive) t {tip}
+SELECT {thread_columns}, newest.*, head.* FROM (SELECT * FROM {schema}.thread t WHERE t.agent = $1) t {tip}
 ORDER BY 1
 
 -- name: has_touched
@@ -144,9 +147,10 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 -- $2 is the seq, $6 the head, $12 the time.
 WITH turn AS (
     UPDATE {schema}.thread SET newest = $2, updated_at = $12, second = $12 / 1000000, alive = $6 > 0, dirty = true
-    WHERE no = $1 AND newest = $2 - 1 RETURNING no, {schema}.durable_1({durable}))
+    WHERE no = $1 AND newest = $2 - 1 RETURNING no)
 INSERT INTO {schema}.row (thread, {fields})
 SELECT no, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22 FROM turn
+RETURNING {schema}.durable_1({durable})
 
 -- name: append_row_after (bigint, row, bytea)
 -- The same, if the newest row has the op_id $23.
@@ -154,20 +158,21 @@ WITH turn AS (
     UPDATE {schema}.thread SET newest = $2, updated_at = $12, second = $12 / 1000000, alive = $6 > 0, dirty = true
     WHERE no = $1 AND newest = $2 - 1
         AND EXISTS (SELECT FROM {schema}.row r WHERE r.thread = $1 AND r.seq = $2 - 1 AND r.op_id = $23)
-    RETURNING no, {schema}.durable_1({durable}))
+    RETURNING no)
 INSERT INTO {schema}.row (thread, {fields})
 SELECT no, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22 FROM turn
+RETURNING {schema}.durable_1({durable})
 
 -- name: append_rows_after_gap (bigint, bigint, bigint, bigint, bigint, row[])
 -- $2 is the seq of the first row; $3 to $5 are the seq, the time and the head of the last.
 WITH turn AS (
     UPDATE {schema}.thread SET newest = $3, updated_at = $4, second = $4 / 1000000, alive = $5 > 0, dirty = true
-    WHERE no = $1 AND newest < $2 RETURNING no, {schema}.durable_1({durable}))
+    WHERE no = $1 AND newest < $2 RETURNING no)
 INSERT INTO {schema}.row (thread, {fields})
 SELECT no, unnest($6), unnest($7), unnest($8), unnest($9), unnest($10), unnest($11), unnest($12), unnest($13),
     unnest($14), unnest($15), unnest($16), unnest($17), unnest($18), unnest($19), unnest($20), unnest($21),
     unnest($22), unnest($23), unnest($24), unnest($25), unnest($26)
-FROM turn
+FROM turn RETURNING {schema}.durable_1({durable})
 
 -- name: lock_threads (bigint[])
 -- Waits for writers of these threads.
@@ -231,8 +236,15 @@ SELECT coalesce(max(no), 0) FROM {schema}.thread
 
 -- The index ----------------------------------------------------------------------------------------
 
+-- name: unindexed
+(SELECT thread AS no FROM {schema}.unindexed)
+
+-- name: unindexed_2
+-- In a store of an older format, which is only read.
+(SELECT no FROM {schema}.thread WHERE dirty)
+
 -- name: marked (bigint, bigint)
-SELECT no FROM {schema}.thread WHERE dirty AND no > $1 ORDER BY no LIMIT $2
+SELECT no FROM {marks} m WHERE no > $1 ORDER BY no LIMIT $2
 
 -- name: indexed (bigint)
 SELECT seq, items, as_of FROM {schema}.indexed WHERE thread = $1
@@ -243,7 +255,7 @@ SELECT {schema}.index_1({parameters})
 
 -- name: marked_threads (bigint, bigint)
 SELECT {thread_columns}, coalesce(i.seq, 0), coalesce(i.items, 0), coalesce(i.as_of, 0)
-FROM (SELECT * FROM {schema}.thread WHERE dirty AND no > $1 ORDER BY no LIMIT $2) t
+FROM (SELECT no FROM {marks} m WHERE no > $1 ORDER BY no LIMIT $2) m JOIN {schema}.thread t ON t.no = m.no
 LEFT JOIN {schema}.indexed i ON i.thread = t.no ORDER BY t.no
 
 -- name: index_new (bigint[], bigint[], bigint[], bigint[],
@@ -317,8 +329,8 @@ untagged AS (DELETE FROM {schema}.tag USING gone WHERE tag.thread = $1 AND tag.s
 SELECT count(*) FROM gone
 
 -- name: vacuum
-VACUUM ({options}) {schema}.row, {schema}.chunk, {schema}.tag, {schema}.thread, {schema}.message, {schema}.indexed,
-    {schema}.vocabulary
+VACUUM ({options}) {schema}.row, {schema}.chunk, {schema}.tag, {schema}.thread, {schema}.activity,
+    {schema}.unindexed, {schema}.message, {schema}.indexed, {schema}.vocabulary
 
 -- name: usage
 -- By name space, arrays: one statement sees one moment.
@@ -372,6 +384,15 @@ FROM {schema}.thread t JOIN ({newest_rows}) n ON n.thread = t.no
 WHERE (t.newest, t.updated_at, t.second, t.alive)
     IS DISTINCT FROM (n.seq, n.created_at, n.created_at / 1000000, n.head > 0)
 
+-- name: threads_without_activity
+-- A FULL JOIN finds both what is missing and what is too much.
+FROM (SELECT * FROM {schema}.thread WHERE alive) t FULL JOIN {schema}.activity a ON a.thread = t.no
+WHERE (a.second, a.thread, a.space, a.agent) IS DISTINCT FROM (t.second, t.no, t.space, t.agent)
+
+-- name: threads_without_mark
+FROM (SELECT * FROM {schema}.thread WHERE dirty) t FULL JOIN {schema}.unindexed u ON u.thread = t.no
+WHERE u.thread IS DISTINCT FROM t.no
+
 -- name: planted
 SELECT format('DROP TRIGGER %I ON %s', t.tgname, t.tgrelid::regclass) AS removal
 FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
@@ -399,7 +420,11 @@ WHERE t.newest > n.seq AND t.newest <= least(n.seq + {jump}, 4294967295);
 UPDATE {schema}.thread t SET newest = n.seq, updated_at = n.created_at, second = n.created_at / 1000000,
     alive = n.head > 0
 FROM ({newest_rows}) n WHERE n.thread = t.no AND (t.newest, t.updated_at, t.second, t.alive)
-    IS DISTINCT FROM (n.seq, n.created_at, n.created_at / 1000000, n.head > 0)
+    IS DISTINCT FROM (n.seq, n.created_at, n.created_at / 1000000, n.head > 0);
+DELETE FROM {schema}.activity;
+INSERT INTO {schema}.activity SELECT second, no, space, agent FROM {schema}.thread WHERE alive;
+DELETE FROM {schema}.unindexed;
+INSERT INTO {schema}.unindexed SELECT no FROM {schema}.thread WHERE dirty
 
 -- Identity -----------------------------------------------------------------------------------------
 
