@@ -15,7 +15,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail import transaction
-from backtrail.backends.port import new_tuple
 from backtrail.checkpoint import Checkpoint
 from backtrail.engine import asides, lineage, log, manifests, namespaces, refs, retention
 from backtrail.engine.retention import Sorted
@@ -94,8 +93,8 @@ class Handle(Generic[S]):
         self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, self.id)
         self._redact = engine.options.redact
-        self._expected: weakref.WeakKeyDictionary[object, list[Expect]] = weakref.WeakKeyDictionary()
-        """By caller, in a list of one."""
+        self._expected: weakref.WeakKeyDictionary[object, list[Expect | Row]] = weakref.WeakKeyDictionary()
+        """The expected head of each caller, or its row, in a list of one item."""
 
     def _tip(self, newest: Row | None = None) -> Tip | None:
         """Return the tip of the thread; None if there is no thread. One read, if this process wrote the newest row.
@@ -176,9 +175,10 @@ class Handle(Generic[S]):
 
     def _expectation(self) -> Expect:
         """Return the head that the current caller's next save expects."""
-        return self._expectation_of(transaction.current())[0]
+        expected = self._expectation_of(transaction.current())[0]
+        return expected if type(expected) is Expect else Expect(expected.head, expected.op_id)
 
-    def _expectation_of(self, caller: object) -> list[Expect]:
+    def _expectation_of(self, caller: object) -> list[Expect | Row]:
         return self._expected.get(caller) or self._expected.setdefault(caller, [ANYTHING])
 
     def _expect(self, tip: Tip | None) -> None:
@@ -202,7 +202,7 @@ class Handle(Generic[S]):
     ) -> Checkpoint[S]:
         engine, shared = self._engine, self._shared
         expected = default if expect is None else self._explicit(expect)
-        find = None if onto is None else lambda there: self._stand_on(there, onto)
+        find = None if onto is None else partial(self._stand_on, ref=onto)
         session, group = engine.session, engine.open_group
         overlay = session.overlay
         expectation = self._expectation_of(transaction.current())
@@ -298,7 +298,7 @@ class Handle(Generic[S]):
         return self._known_tree(row) or self._read(record, row, self._engine.session.reader.at_hand(row))
 
     def _load_written(self, record: ThreadRecord, row: Row) -> Tree:
-        """Return the tree of a row that this handle wrote. It may have been dropped since, so it is not at hand."""
+        """Return the tree of a row that this handle wrote: read it again, because its transaction may be dropped."""
         return self._known_tree(row) or self._read(record, row, None)
 
     def _known_tree(self, row: Row) -> Tree | None:
@@ -313,7 +313,7 @@ class Handle(Generic[S]):
         return (at_hand or self._engine.session.reader.chain(record, row)).tree
 
     def _numbered(self, record: ThreadRecord) -> ThreadRecord:
-        """Return the record with the thread's present number: until it is stored, a new thread has another one."""
+        """Return the record with the thread's stored number. In its transaction, a new thread has another number."""
         if record.no > 0:
             return record
         known = self._engine.session.reader.backend.thread_with_uid(record.uid)
@@ -339,11 +339,11 @@ class Handle(Generic[S]):
         return self._checkpoint(tip, row, tags=()).state, Expect(row.seq, row.op_id)
 
 
-def _set_expectation(expected: list[Expect], head: Row | None, undo: list[Callable[[], None]] | None) -> None:
+def _set_expectation(expected: list[Expect | Row], head: Row | None, undo: list[Callable[[], None]] | None) -> None:
     """Set the head that a caller expects; `undo` gets an action that resets it."""
     if undo is not None:
         undo.append(partial(expected.__setitem__, 0, expected[0]))
-    expected[0] = _NO_HEAD if head is None else new_tuple(Expect, (head.seq, head.op_id, None))
+    expected[0] = _NO_HEAD if head is None else head
 
 
 _NO_HEAD: Final = Expect(NOTHING)
@@ -479,7 +479,7 @@ class Thread(Handle[S]):
         except Unchanged as none:
             tip = none.tip
         if tip is None or tip.head is None:
-            raise Invalid("edit(fn): there was no state, and fn set none", code="invalid.argument")
+            raise Invalid("edit(fn): the thread has no state, and fn set none", code="invalid.argument")
         return self._checkpoint(tip, tip.head)
 
     def update(self, fn: Callable[[Any], S | None], *, retries: int = 10) -> Checkpoint[S]:
@@ -493,7 +493,7 @@ class Thread(Handle[S]):
             state = head.state if head else None
             result = fn(state)
             if result is None and state is None:
-                raise Invalid("update(fn): there was no state, and fn returned none", code="invalid.argument")
+                raise Invalid("update(fn): the thread has no state, and fn returned None", code="invalid.argument")
             try:
                 return self.save(state if result is None else result, expect=head or NEW)  # type: ignore[arg-type]
             except Conflict:
@@ -511,9 +511,10 @@ class Thread(Handle[S]):
         return self._checkpoint(tip, tip.head) if tip and tip.head else None
 
     def _latest_after(self) -> tuple[Checkpoint[S] | None, frozenset[str]]:
-        """Return the head, and the ids of the graph runs that continued from it before a rewind to it: see `asides`.
+        """Return the head and, after a rewind to it, the ids of the graph runs that had saved checkpoints on top of it.
 
-        The head is returned without its tags, and the next save does not expect it.
+        A reader ignores the notes of these runs: see `asides`. The head has no tags here. This read does not change
+        the head that the next save expects.
         """
         tip = self._tip()
         head = tip.head if tip else None
@@ -526,7 +527,7 @@ class Thread(Handle[S]):
     def _latest_within(self, outer: str, above: Above | None) -> tuple[Checkpoint[S] | None, frozenset[str], bool]:
         """Return the checkpoint of this namespace that is valid in the thread `outer`: see `namespaces`.
 
-        Also returns the ids of the graph runs that had continued from the checkpoint, and whether it is the head.
+        Also return the ids of the graph runs that had saved checkpoints on top of it, and whether it is the head.
         """
         reader = self._engine.session.reader
         tip, over = self._tip(), reader.tip(self._key.space, outer)
@@ -822,7 +823,7 @@ class Thread(Handle[S]):
         Without a policy: hide checkpoints before the newest `keep_last` and older than `older_than` (each if given).
         Labelled and tagged checkpoints stay unless `keep_tagged` is False; if it is a list of tags, only those tags
         count. The head always stays, and so do checkpoints in `keep`, checkpoints saved after `until`, and checkpoints
-        that an agent checkpoint pins. Checkpoints out of view are counted apart: their newest `keep_last` stay, too.
+        that an agent checkpoint pins. Checkpoints out of view are counted separately: their newest `keep_last` stay.
         """
         with loading:
             from backtrail.maintenance.retention import Account, rules_for_one  # noqa: PLC0415 - not every program prunes

@@ -15,7 +15,7 @@ from backtrail.engine.tree import chunked, msgpack, nodes
 from backtrail.engine.tree import text as texts
 from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import Encoder
-from backtrail.engine.tree.nodes import Node, Ref, as_ref, digest_of
+from backtrail.engine.tree.nodes import Node, as_ref, digest_of, encode_ref
 from backtrail.engine.tree.tree import Tree
 from backtrail.errors import Corrupt, Error, Invalid
 from tests.support.lengths import fewer, lengths
@@ -306,7 +306,7 @@ P = ormsgpack.packb
 
 
 def ref(code, digest, length=10, size=100):
-    return bytes(Ref(code, digest, length, size).encode())
+    return bytes(encode_ref(code, digest, length, size))
 
 
 class Forge:

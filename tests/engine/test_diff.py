@@ -58,18 +58,18 @@ def turned(old, new):
     assert made.root == new.root
     assert made.size == new.size
     # as written to a row and read again
-    stored = payload.delta(ops, payload.packed(ops), known, compress=True)
-    chunks = {**old.nodes.fresh, **stored.chunks}
+    stored, chunks, _ = payload.delta(ops, payload.packed(ops), known, compress=True)
+    chunks = {**old.nodes.fresh, **chunks}
     read = nodes.Nodes(lambda wanted: {d: b"\0" + chunks[d].kind + chunks[d].data for d in wanted}, nodes.Cache(0))
-    assert old._replace(nodes=read).apply(payload.read_delta(stored.payload)).root == new.root
+    assert old._replace(nodes=read).apply(payload.read_delta(stored)).root == new.root
     return ops
 
 
 def cost(old, new):
     """The bytes that a save of `new` on top of `old` writes: the row and new chunks."""
     ops = turned(old, new)
-    stored = payload.delta(ops, payload.packed(ops), new.nodes, compress=False)
-    return stored.weight + sum(len(n.data) for d, n in stored.chunks.items() if d not in old.nodes.fresh)
+    stored, chunks, _ = payload.delta(ops, payload.packed(ops), new.nodes, compress=False)
+    return len(stored) + sum(len(n.data) for d, n in chunks.items() if d not in old.nodes.fresh)
 
 
 # ---- ops ------------------------------------------------------------------------------------------------------------

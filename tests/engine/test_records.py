@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail.engine.schema import records, registry
-from backtrail.engine.tree import decode, encode, msgpack
+from backtrail.engine.tree import chunked, decode, encode, msgpack
 from backtrail.engine.tree.nodes import LEAF, Node
 from tests.support.strategies import values as plain_values
 
@@ -144,6 +144,36 @@ def test_unusual_instances_are_not_compared_as_flat_leaf(other):
     assert flat.held([other]) is None
     assert flat.held([Model(x=1), Model(x=1)]) is None
     assert flat.held([]) is None
+
+
+def test_flat_leaves_of_models_can_be_joined():
+    values = [Model(x=1), Open(x=[2]), Model(x=3, y=None), Model(x=4)]
+    flat, one, other = (
+        records.FlatLeaf.of(encode.Packer(TYPES).fast(some), TYPES) for some in (values, values[:1], values[1:])
+    )
+    assert one.joined(other) == flat
+    assert one.joined(records.FlatLeaf.of(encode.Packer(TYPES).fast([Point(1)]), TYPES)).held([*values[:1], Point(1)])
+    made = flat.made([dict(vars(value)) for value in values])
+    assert made == values
+    assert [value.model_fields_set for value in made] == [{"x"}, {"x"}, {"x", "y"}, {"x"}]
+    assert made[0].model_fields_set is not flat.made([{}] * 4)[0].model_fields_set
+
+
+def test_open_entries_keep_their_flat_form_after_appends():
+    values = [Model(x=1), Open(x=2)]
+    spine = chunked.Spine(msgpack.LIST, None, ([encode.Packer(TYPES).fast(value) for value in values],))
+    assert records.flat_entries(spine, TYPES).made([vars(value) for value in values]) == values
+    before = spine.flat[1]
+    longer = spine.with_one_more(encode.Packer(TYPES).fast(Model(x=3)))
+    assert longer.flat[1] is before
+    assert spine.flat is None  # only the newest spine keeps it
+    assert records.flat_entries(longer, TYPES).held([*values, Model(x=3)]) is not None
+    assert records.flat_entries(spine, TYPES).held(values) is not None
+    mixed = longer.with_one_more(encode.Packer(TYPES).fast(4))
+    assert records.flat_entries(mixed, TYPES) is None
+    assert records.flat_entries(mixed.with_one_more(encode.Packer(TYPES).fast(Model(x=5))), TYPES) is None
+    assert records.flat_entries(spine, registry.Types([])) is None
+    assert records.flat_entries(chunked.Spine(msgpack.LIST, None, ([],)), TYPES) is None
 
 
 def test_unregistered_or_changed_class_uses_the_slow_way():

@@ -191,6 +191,33 @@ def test_changes_of_a_long_state_give_the_root(seed, scale):
     script_over_a_long_state(seed, 150 if scale == "small" else 6)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_ops_applied_at_once_give_the_tree_of_ops_one_by_one(seed):
+    rng = random.Random(seed)
+
+    def item():
+        return rng.choice([rng.randrange(9), "w" * rng.randrange(60), {"k": [1]}, [], listed(40, seed)])
+
+    script = Script({str(n): item() for n in range(rng.randrange(1, 7))}, rng, item)
+    before, ops = script.tree, []
+    apply = Tree.apply
+
+    def noted(tree, some):
+        ops.extend(some)
+        return apply(tree, some)
+
+    with mock.patch.object(Tree, "apply", noted):
+        for _ in range(rng.randrange(2, 9)):
+            script.step()
+            if not isinstance(script.value, dict):  # the root was replaced: only ops below a dict are joined
+                break
+    after = Tree(before.rep, script.tree.nodes).apply(ops)
+    assert (bytes(after.rep), after.size) == (bytes(script.tree.rep), script.tree.size)
+    for wrong in ([CUT, [b"\xa4gone"]], [SPLICE, [b"\xa4gone"], 0, 0, [b"\x01"]], [SET, [0], b"\x01"]):
+        with pytest.raises(Corrupt):
+            Tree(before.rep, script.tree.nodes).apply([*ops[:1], wrong, *ops[1:]])
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_many_changes_of_a_long_state_give_the_root(seed):
@@ -447,10 +474,10 @@ def test_a_path_that_leads_nowhere_says_where_it_ends():
 @fewer(4)
 def test_base_is_read_from_its_row_and_chunks(value, compress):
     tree = encode(value)
-    stored = payload.base(tree, frozenset(), compress=compress)
-    read, inlined = payload.read_base(stored.payload, fresh_nodes(stored.chunks))
+    stored, chunks, included = payload.base(tree, frozenset(), compress=compress)
+    read, inlined = payload.read_base(stored, fresh_nodes(chunks))
     assert read.root == tree.root
-    assert inlined == stored.inlined
+    assert inlined == included
     assert form(decode(read)) == form(value)
 
 
@@ -460,9 +487,9 @@ def test_delta_is_read_from_its_row_and_chunks(value, other):
     tree = encode({"a": value, "b": [1, 2]})
     source = tree.nodes.forked()
     ops = [[SET, [rep_in(tree, "c")], Encoder(source, TYPES).rep(other)], [CUT, [rep_in(tree, "b"), 0]]]
-    stored = payload.delta(ops, payload.packed(ops), source, compress=True)
-    read = payload.read_delta(stored.payload)
-    before = fresh_nodes({**tree.nodes.fresh, **stored.chunks})
+    stored, chunks, _ = payload.delta(ops, payload.packed(ops), source, compress=True)
+    read = payload.read_delta(stored)
+    before = fresh_nodes({**tree.nodes.fresh, **chunks})
     after = Tree(nodes.measured(bytes(tree.rep)), before).apply(read)
     assert after.root == encode({"a": value, "b": [2], "c": other}).root
     assert form(decode(after)) == form({"a": value, "b": [2], "c": other})
@@ -629,7 +656,7 @@ def test_chunks_that_lie_about_themselves_are_read_or_corrupt(levels, length):
     for _ in range(min(levels, 60) - 1):
         digest = forged(nodes.INNER, P([[digest, length, 3, None]]), found)
     code = forged(nodes.SPINE, P([0, None, [[[digest, length, 3, None]]] + [[]] * (levels - 1), b"\x90"]), found)
-    rep = bytes(nodes.Ref(msgpack.LIST, code, length, 3).encode())
+    rep = bytes(nodes.encode_ref(msgpack.LIST, code, length, 3))
     for ops in ([[SPLICE, [], 0, 0, [b"\x01"]]], [[CUT, [0]]], [[SET, [2], b"\x01"]], [[SPLICE, [], 1, 2, []]], []):
         tree = Tree(nodes.measured(rep), fresh_nodes(found))
         with contextlib.suppress(Corrupt, Invalid):
@@ -654,10 +681,10 @@ def test_checkpoint_bytes_load_or_raise_an_error(value):
 
 
 @pytest.mark.hypothesis
-def apply_from_the_root(tree, ops, *, own=False, place=None, apply=Tree.apply):
+def apply_from_the_root(tree, ops, nodes=None, place=None, apply=Tree.apply):
     """Apply ops without the place that the edit has found."""
     assert place is not None
-    return apply(tree, ops, own=own)
+    return apply(tree, ops, nodes)
 
 
 @given(

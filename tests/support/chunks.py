@@ -8,6 +8,7 @@ The limits affect the root of a state, so data that was written inside `small_ch
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 from unittest import mock
@@ -16,7 +17,7 @@ from backtrail import collection, listing, thread, transaction
 from backtrail.conversations import repository
 from backtrail.engine import payload, retention, writer
 from backtrail.engine.tree import chunked as spine
-from backtrail.engine.tree import decode, diff, encode, nodes, text
+from backtrail.engine.tree import decode, diff, text
 from backtrail.maintenance import gc, verify
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
 )
 
 
+def _with_inline() -> list[ModuleType]:
+    """Return the modules of the engine that have the limit, each under a name of its own."""
+    engine = [module for name, module in sys.modules.items() if name.startswith("backtrail.engine.")]
+    return [module for module in engine if hasattr(module, "INLINE")]
+
+
 @contextmanager
 def small_chunks(inline: int = _INLINE) -> Iterator[None]:
     """Cut states into chunks of a hundred bytes or so while the block runs.
@@ -66,7 +73,7 @@ def small_chunks(inline: int = _INLINE) -> Iterator[None]:
     A value of up to `inline` bytes is not a separate chunk. Metadata never is one, and may need more.
     """
     sizes = (
-        *((module, "INLINE", inline) for module in (nodes, spine, text, encode)),
+        *((module, "INLINE", inline) for module in _with_inline()),
         (spine, "LEAF_MIN", inline + 16),  # above INLINE: a container with a leaf is never inline
         (spine, "LEAF_MAX", inline + 176),
         *_SIZES,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.convert import Model
     from backtrail.engine.schema.registry import Types
+    from backtrail.engine.tree.nodes import Nodes
     from backtrail.models import ErasureReport, Hit
     from backtrail.thread import Ref, Thread
     from backtrail.transaction import Engine
@@ -58,7 +59,10 @@ class Conversations(Collection):
     _missing = "not_found.conversation"
 
     def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
-        """Save a conversation on top of its head. The id of a new one must not exist, unless `replace` is set."""
+        """Save a conversation. `Conflict` if it was changed or deleted since this value was loaded or saved.
+
+        A new conversation needs an id that does not exist yet. `replace` saves in both cases.
+        """
         if not isinstance(conversation, Conversation):
             raise Invalid(f"save() takes a Conversation, not {type(conversation).__name__}", code="invalid.value")
         data = to_data(conversation)
@@ -326,14 +330,14 @@ class _PopEdit(changes.Edit):
         self._n = n
         self.messages: Messages = []
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:
         """Return the ops that remove the messages; `_NoMessages` if there is none."""
         spine = listed(tree)
         n = min(self._n, 0 if spine is None else spine.length)
         if spine is None or n == 0:
             raise _NoMessages
         start = spine.length - n
-        items = Decoder(tree.nodes, self._types).values(spines.entries(tree.nodes, spine, start, spine.length))
+        items = Decoder(nodes, self._types).values(spines.entries(nodes, spine, start, spine.length))
         self.messages = [Message.from_data(data) for data in items]  # a message that cannot be decoded is not removed
         return [[SPLICE, locate(tree, self._path, self._types)[1], start, n, []]]
 
@@ -371,12 +375,12 @@ class _BranchEdit:
             "forked_at": last,
         }
         for name, value in header.items():
-            tree = tree.apply(changes.Put(Path((name,)), value, types, self._new_id).ops(tree))
+            tree, _ = changes.Put(Path((name,)), value, types, self._new_id).change(tree, tree.nodes)
         self.branches.append(_value(Decoder(tree.nodes, types).value(tree.rep)))
         return tree
 
     def _place(self, tree: Tree, length: int) -> tuple[int, Message | None]:
-        """Return the position of the last message to keep, and that message. Without `at`, the message is None."""
+        """Return the position of the message `at`, and the message. Without `at`: the last position, and None."""
         if self._at is None:
             return length - 1, None
         _check_message_id(self._at)

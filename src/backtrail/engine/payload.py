@@ -8,11 +8,10 @@ compressed. The nodes that they refer to are chunks in the backend, except for s
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import ormsgpack
 
-from backtrail.backends.port import new_tuple
 from backtrail.engine import throttle
 from backtrail.engine.compression import squeeze, stands_beside, unsqueeze, unsqueeze_beside
 from backtrail.engine.tree import msgpack
@@ -32,16 +31,9 @@ INLINE_TOTAL: Final = 16 * 1024
 """The most bytes of all spines that a base includes."""
 
 
-class Stored(NamedTuple):
-    """A payload ready to be written, and the nodes that must be stored as chunks with it."""
-
-    payload: bytes
-    weight: int
-    """Bytes of the payload before compression."""
-    chunks: dict[bytes, Node]
-    inlined: frozenset[bytes]
-    """The digests of the nodes that the payload includes."""
-    is_base: bool
+Stored = tuple[bytes, dict[bytes, Node], "frozenset[bytes] | None"]
+"""A payload ready to be written, the nodes that must be stored as chunks with it, and the digests of the nodes that a
+base includes; None for a delta."""
 
 
 def refs_of(rep: bytes) -> list[bytes]:
@@ -63,9 +55,6 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
     return found
 
 
-_NO_NODES: Final[frozenset[bytes]] = frozenset()
-
-
 def packed(ops: list[Op]) -> bytes:
     """Return ops as the uncompressed bytes of a delta."""
     return msgpack.pack(ops, default=bytes, option=msgpack.SUBCLASSES)
@@ -74,7 +63,7 @@ def packed(ops: list[Op]) -> bytes:
 def delta(ops: list[Op], data: bytes, nodes: Nodes, *, compress: bool) -> Stored:
     """Return the payload of a delta. `data` must be `packed(ops)`."""
     chunks = reachable(nodes, refs_of_ops(ops)) if msgpack.may_hold_refs(data) else {}
-    return new_tuple(Stored, (squeeze(data, enabled=compress), len(data), chunks, _NO_NODES, False))
+    return squeeze(data, enabled=compress), chunks, None
 
 
 def refs_of_ops(ops: list[Op]) -> list[bytes]:
@@ -98,6 +87,9 @@ def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
     change since: they become chunks, so that the next base need not write them again. A chunk refers to chunks only,
     never to included nodes.
     """
+    if not msgpack.may_hold_refs(tree.rep):
+        data = msgpack.pack([bytes(tree.rep), []])
+        return squeeze(data, enabled=compress), {}, frozenset()
     nodes = tree.nodes
     inlined: dict[bytes, Node] = {}
     chunks: dict[bytes, Node] = {}
@@ -119,7 +111,7 @@ def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
     chunks.update(reachable(nodes, below))
     inlined = {digest: node for digest, node in inlined.items() if digest not in chunks}
     data = msgpack.pack([bytes(tree.rep), [[node.kind, node.data] for node in inlined.values()]])
-    return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(inlined), is_base=True)
+    return squeeze(data, enabled=compress), chunks, frozenset(inlined)
 
 
 def plain(payload: bytes, nodes: Nodes | None) -> bytes:

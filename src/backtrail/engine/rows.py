@@ -14,7 +14,6 @@ from backtrail.engine.tree.nodes import Rep
 if TYPE_CHECKING:
     from backtrail.engine.payload import Stored
     from backtrail.engine.reader import Tip
-    from backtrail.engine.tree.tree import Tree
 
 
 class Meta(NamedTuple):
@@ -30,13 +29,14 @@ _NO_EXTRA: Final = log.pack_extra(b"", None, None)
 
 
 def checkpoint(  # noqa: PLR0917 - by position: every write calls it
-    tip: Tip | None, uid: bytes, tree: Tree, stored: Stored, meta: Meta, created_at: int
+    tip: Tip | None, uid: bytes, rep: bytes, stored: Stored, meta: Meta, created_at: int
 ) -> Row:
     """Return the row of a new checkpoint on top of the head. It states that only its payload is added to the store.
 
     `uid` is its thread's, for the checksum; b"": the row gets its checksum later.
     """
     kind, label, _, metadata = meta
+    data, _, inlined = stored
     if tip is None:
         seq, parent, step, undo, view, base, depth = 1, 0, 1, 0, 0, 1, 0
     else:
@@ -44,12 +44,11 @@ def checkpoint(  # noqa: PLR0917 - by position: every write calls it
         base = seq = newest.seq + 1
         view = newest.view if newest.op in log.CHECKPOINTS else seq - 1
         parent, step, undo, depth = (0, 1, 0, 0) if head is None else (head.seq, head.step + 1, seq - 1, 0)
-        if head is not None and not stored.is_base:
+        if head is not None and inlined is None:
             base, depth = head.base, head.depth + 1
-    rep, op_id = tree.rep, os.urandom(log.OP_BYTES)
+    op_id = os.urandom(log.OP_BYTES)
     root, size = blake3(b"V" + rep).digest(), rep.size if type(rep) is Rep else len(rep)  # of the tree, without calls
     extra = log.pack_extra(metadata, None, None) if metadata else _NO_EXTRA
-    data = stored.payload
     columns = (
         seq, log.SAVE, parent, step, seq, undo, 0, view, base, depth,  # the head is this row, redo is none
         created_at, kind, label, size, len(data), root, op_id, extra,

@@ -250,9 +250,9 @@ class LogWriter:
         chain = tip.chain if tip else None
         stored = self._pack(tree, ops, chain)
         at = self._reader.clock()
-        if tip is not None and tip.before is None and not (stored.chunks or meta.tags or self._retires) and tip.head:
+        if tip is not None and tip.before is None and not (stored[1] or meta.tags or self._retires) and tip.head:
             record = tip.record  # the case of most saves: the batch is one row
-            row = rows.checkpoint(tip, record.uid, tree, stored, meta, at)
+            row = rows.checkpoint(tip, record.uid, tree.rep, stored, meta, at)
             self._backend.commit(one_row(record.no, row, tip.newest.op_id))
         else:
             record, row = self._commit_checkpoint(tip, tree, stored, key, meta, at=at)
@@ -332,7 +332,7 @@ class LogWriter:
                 "conversations.thread(id, agent_id=...)",
                 code="invalid.argument",
             )
-        row = rows.checkpoint(tip, b"", tree, stored, meta, at)  # it gets its checksum with its chunks
+        row = rows.checkpoint(tip, b"", tree.rep, stored, meta, at)  # it gets its checksum with its chunks
         if fork is not None:
             row = rows.forked(row, fork.row, fork.origin, meta)
         origin = None if fork is None else fork.origin
@@ -352,7 +352,7 @@ class LogWriter:
             tag=tuple([(no, row.seq, tag) for tag in meta.tags]),
             after=((no, (tip.before or tip.newest).op_id),) if tip else (),
         )
-        row, numbers = self._commit_chunks(batch, row, stored.chunks, no=no, uid=uid)
+        row, numbers = self._commit_chunks(batch, row, stored[1], no=no, uid=uid)
         record = tip.record if tip else ThreadRecord(numbers[0], *created)
         if renewed:
             record = record._replace(agent=created.agent, created_at=created.created_at, origin=origin)
@@ -440,13 +440,15 @@ def _stored(node: Node, compress: bool) -> bytes:  # noqa: FBT001 - private
 
 def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
     """Return the chain with the row just written at its end. Nodes that became chunks are no longer fresh."""
-    if stored.chunks or len(tree.nodes.fresh) > _FRESH_MAX:
-        nodes = tree.nodes
+    data, chunks, inlined = stored
+    nodes = tree.nodes
+    if chunks or len(nodes.fresh) > _FRESH_MAX:
         kept = payload.reachable(nodes, payload.refs_of(tree.rep))
-        nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in stored.chunks})
+        nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in chunks})
         for digest, node in kept.items():  # the next change often begins with them
             nodes.keep(digest, node)
         tree = tree._replace(nodes=nodes)
-    if stored.is_base or chain is None:
-        return Chain(tree, 0, 0, stored.inlined)
-    return new_tuple(Chain, (tree, chain.depth + 1, chain.weight + len(stored.payload), chain.settled))
+    if inlined is not None or chain is None:
+        return Chain(tree, 0, 0, inlined or frozenset())
+    _, depth, weight, settled = chain
+    return new_tuple(Chain, (tree, depth + 1, weight + len(data), settled))

@@ -13,7 +13,7 @@
 
 Always true:
 - if the collection cannot follow the references of a row, it stops before it removes any chunk;
-- it writes in slices, with pauses between them: a writer waits for one slice at most;
+- it writes in slices, with pauses between them: a writer waits for one slice, or for a group of short threads;
 - it repacks a row only after it has tested that the row reads as the same bytes, and writes the row together with the
   chunks that it needs, which are put or touched;
 - it leaves a damaged row, or a row that needs a damaged chunk, unchanged.
@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.backends.port import ERASED
+from backtrail.backends.port import ERASED, Undone
 from backtrail.engine import asides, log, manifests, payload, retention, throttle
 from backtrail.engine.compression import BESIDE_MAX, Beside, squeeze, stands_beside, unsqueeze_beside
 from backtrail.engine.head import HeadMover
@@ -63,6 +63,8 @@ _TRIES: Final = 8
 """The number of attempts to make a waiting row smaller, each with other chunks."""
 _BATCH: Final = throttle.SLICE
 """Rows per transaction: a writer waits for one transaction at most."""
+_GROUP: Final = 8
+"""Short threads that are changed in one durable commit, so that few commits wait for the disk."""
 
 
 def threads(reader: LogReader) -> Iterator[ThreadRecord]:
@@ -74,6 +76,40 @@ def threads(reader: LogReader) -> Iterator[ThreadRecord]:
             if record is not None:
                 yield record
         after = numbers[-1]
+
+
+def _thread_groups(reader: StoreReader) -> Iterator[list[ThreadRecord]]:
+    """Yield every thread of the store, short threads in groups."""
+    short: list[ThreadRecord] = []
+    for record in threads(reader):
+        newest = reader.backend.newest(record.no)
+        if newest is not None and newest.seq > _BATCH:
+            yield [record]
+            continue
+        short.append(record)
+        if len(short) == _GROUP:
+            yield short
+            short = []
+    if short:
+        yield short
+
+
+def _together(
+    reader: StoreReader,
+    records: list[ThreadRecord],
+    paced: throttle.Upkeep,
+    work: Callable[[ThreadRecord, throttle.Upkeep], int],
+) -> int:
+    """Return the sum of `work` for these threads. The writes of several threads are one commit."""
+    if len(records) == 1:
+        return work(records[0], paced)
+    unpaced = throttle.Upkeep(longest=0.0)
+    with paced.write():
+        try:
+            with reader.backend.group():
+                return sum(work(record, unpaced) for record in records)
+        except Undone:  # another writer was first
+            return sum(work(record, unpaced) for record in records)
 
 
 def row_pages(reader: StoreReader, record: ThreadRecord, last: int) -> Iterator[list[Row]]:
@@ -100,13 +136,22 @@ def collect(
         if record.space == asides.THREAD:
             with suppress(Corrupt):  # keep the asides of a damaged thread
                 asides.drop_orphans(reader, HeadMover(reader), record)
-    for count, record in enumerate(threads(reader), 1):
+
+    def collect_one(record: ThreadRecord, pace: throttle.Upkeep) -> int:
         pins.unpin(record)
         _hide_expired(reader, record)
-        removed += collect_rows(reader, record, paced)
+        count = collect_rows(reader, record, pace)
+        if erase and count:
+            with pace.write():
+                indexer.outdate(backend, record.no)
         marked[record.no] = _mark(reader, record, live)
+        return count
+
+    for group in _thread_groups(reader):
+        removed += _together(reader, group, paced, collect_one)
         if progress:
-            progress("threads", count)
+            for count in range(len(marked) - len(group) + 1, len(marked) + 1):
+                progress("threads", count)
     for record in threads(reader):
         _mark_newer(reader, record, live, marked.get(record.no, 0))
     repacked = _repack(reader, live, paced, progress)
@@ -215,9 +260,9 @@ def as_base(reader: StoreReader, record: ThreadRecord, row: Row, tree: Tree) -> 
     All nodes become chunks, because a writer that knows this state may refer to any of them as a chunk.
     """
     compress = reader.options.compression
-    stored = payload.base(tree, frozenset(tree.nodes.fresh), compress=compress)
-    chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in stored.chunks.items()]
-    return log.checked(row._replace(base=row.seq, depth=0, payload=stored.payload), record.uid), chunks
+    data, nodes, _ = payload.base(tree, frozenset(tree.nodes.fresh), compress=compress)
+    chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in nodes.items()]
+    return log.checked(row._replace(base=row.seq, depth=0, payload=data), record.uid), chunks
 
 
 def needed_by(rows: list[Row], kept: Container[int]) -> set[int]:
@@ -300,15 +345,24 @@ def _repack(
     This must run before the sweep, so that no row is stored beside a chunk that the sweep removes.
     """
     repacked = 0
-    for record in threads(reader):
+    for group in _thread_groups(reader):
         before = repacked
 
         def report_count(count: int, before: int = before) -> None:
             if progress:
                 progress("repack", before + count)
 
-        repacked += repack(reader, record, live, report_count, paced)
+        if len(group) == 1:
+            repacked += repack(reader, group[0], live, report_count, paced)
+        else:  # a callback may write, but not as part of the group
+            repacked += _together(reader, group, paced, lambda each, pace: repack(reader, each, live, _ignore, pace))
+            if repacked > before:
+                report_count(repacked - before)
     return repacked
+
+
+def _ignore(_: int) -> None:
+    """Report nothing."""
 
 
 def _sweep(

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from backtrail.backends.port import LogStore, Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.reader import Tip
-    from backtrail.engine.tree.tree import Op
     from backtrail.engine.writer import Proposal, Propose
     from backtrail.runs.delivery import Delivery
     from backtrail.runs.journal import Pending, Picture, RunJournal
@@ -98,7 +97,7 @@ class Recorder:
         self.lost: Conflict | None = None
         """The error of a run that was deleted or that another worker has taken over."""
         self.unsure: CommitUnknown | None = None
-        """The error of a last write that may or may not be committed. The caller has to open the run again."""
+        """The error if it is unknown whether the last write was committed. The caller has to open the run again."""
         self._stale = False
         """Whether a renewal of the lease may have added a row: then the next write reads the journal first."""
 
@@ -191,7 +190,7 @@ class Recorder:
     def _end_without_checkpoint(
         self, session: Session, run: RunJournal, ending: Pending, fields: dict[str, Any], calls: list[Any]
     ) -> None:
-        """Write the end of an iteration to the journal: its entries, if the lists follow from them, or the whole."""
+        """Write the end of an iteration to the journal: its entries if they are enough, else the complete point."""
         thread, last, ends_run = self.journal, self.last, "status" in fields
         if ends_run:  # the end of the run cancels a rewind that came while it was open
             fields = {**fields, "upto": self.checkpoints.newest(session)}
@@ -275,7 +274,7 @@ class Recorder:
             raise
 
     def uninterrupted(self) -> Self:
-        """Stop using the run if Ctrl-C cuts the block short: what is known of the run may not be what was written."""
+        """If Ctrl-C interrupts the block, refuse further writes: the known state may differ from the stored one."""
         return self
 
     def __enter__(self) -> None:
@@ -288,7 +287,7 @@ class Recorder:
     def _doubt(self) -> None:
         self.unsure = CommitUnknown(
             f"it is unknown whether the last write of run {self.journal.id!r} was committed: leave its block, and open "
-            "it again; it goes on from what was written",
+            "it again; it continues from what was written",
             code="commit_unknown.run",
         )
 
@@ -304,7 +303,7 @@ class Recorder:
     def _taken_over(self, *, gone: bool = False) -> Conflict:
         """Record that the run is lost, and return the error for that; `gone`: the run was deleted."""
         what = "deleted" if gone else "taken over by another worker"
-        text = f"run {self.journal.id!r} was {what}: nothing that this worker does is recorded any more"
+        text = f"run {self.journal.id!r} was {what}: this worker can no longer write to it"
         self.lost = Conflict(text, code="conflict.lease")
         return self.lost
 
@@ -525,7 +524,7 @@ class JournalThread:
         self.place = self.place._replace(tip=self._save(session, edits.Several(several), self.place.status))
 
     def settle(self, session: Session, *, moved: bool = True) -> Point | None:
-        """Write the point of the run to the journal whole, unless it is there. Return the point.
+        """Write the complete point of the run to the journal, unless the journal has it. Return the point.
 
         After that, the run needs none of its checkpoints to resume. Without `moved`, do nothing if the run was moved.
         """
@@ -545,7 +544,7 @@ class JournalThread:
         return session.writer.save(self._key, propose, meta, expect=expect, known=known if head else None)
 
     def refresh(self, session: Session) -> None:
-        """Read the tip again after the transaction that created the thread: inside, the thread has no number yet."""
+        """Read the tip again if the last transaction created the thread: the tip's number is valid only inside it."""
         known = self.place.tip
         if known is not None and known.record.no < 0:
             tip = session.reader.tip(JOURNAL, self.id)
@@ -588,7 +587,7 @@ class Point(NamedTuple):
     is_moved: bool = False
     """Whether a rewind, undo or redo has moved the run."""
     is_whole: bool = False
-    """Whether the journal has all of it, so that the run needs none of its checkpoints."""
+    """Whether the journal has the complete point, so that the run needs none of its checkpoints."""
     is_old: bool = False
     """Whether the journal has an older layout."""
 
@@ -613,29 +612,6 @@ def status_note(record: ThreadRecord, row: Row) -> dict[str, Any]:
     return {}
 
 
-class _InTurn:
-    """Several changes, each a proposal on top of the one before: so an append to a list takes its short way."""
-
-    def __init__(self, changes: Sequence[edits.Edit]) -> None:
-        self._changes = changes
-
-    def __call__(self, tip: Tip | None) -> Proposal:
-        """Return the proposal of all changes."""
-        if tip is None or tip.chain is None:
-            raise Corrupt("a run has lost its last checkpoint", code="corrupt.row")
-        if len(self._changes) == 1:
-            return self._changes[0](tip)
-        chain = tip.chain
-        ops: list[Op] = []
-        sealed = False
-        for change in self._changes:
-            tree, more = change(tip._replace(chain=chain))
-            chain = chain._replace(tree=tree)
-            sealed |= tree.sealed
-            ops += more or ()
-        return chain.tree._replace(sealed=sealed), ops if len(ops) <= edits.OPS_MAX else None
-
-
 class CheckpointThread(Handle[Any]):
     """The thread of a run's checkpoints."""
 
@@ -654,7 +630,7 @@ class CheckpointThread(Handle[Any]):
         It writes only the changes since the last checkpoint of this worker, if that is still the head.
         """
         known, last, nodes = self.tip.head if self.tip else None, self._last, self._engine.direct.reader.nodes()
-        several = None if known is None or last is None else _InTurn(self._edits(picture, last))
+        several = None if known is None or last is None else edits.Several(self._edits(picture, last))
 
         def change(tip: Tip | None) -> Proposal:  # a user may have rewound or deleted the last checkpoint
             head = tip.head if tip else None
@@ -718,6 +694,6 @@ class CheckpointThread(Handle[Any]):
         self._last = None
 
     def refresh(self) -> None:
-        """Forget the tip after the transaction that created the thread: inside, the thread has no number yet."""
+        """Forget the tip if the last transaction created the thread: the tip's number is valid only inside it."""
         if self.tip is not None and self.tip.record.no < 0:
             self.tip = self._last = None

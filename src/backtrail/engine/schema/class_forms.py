@@ -9,16 +9,18 @@ This module does not import pydantic or msgspec. It looks for them in `sys.modul
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
 import enum
 import functools
 import inspect
+import itertools
 import operator
 import sys
 import types
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, NoReturn, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, NamedTuple, NoReturn, get_origin
 
 from backtrail.errors import Invalid
 
@@ -215,6 +217,10 @@ class Shape:
         """Return a function that builds an instance from a dict of all fields in order. The instance keeps the dict."""
         return None
 
+    def model(self, cls: Any, was_set: frozenset[str]) -> Model | None:  # noqa: ARG002
+        """Return what `Models` needs to know of the instances of a class, if it is a pydantic model."""
+        return None
+
     def refuse_rest(self, obj: Any) -> None:
         """Raise `Invalid` if an instance has an attribute that is not a field."""
         attributes = getattr(obj, "__dict__", ())
@@ -357,6 +363,69 @@ class _Struct(Shape):
         return obj
 
 
+class Model(NamedTuple):
+    """The instances of a pydantic model that hold nothing but their fields."""
+
+    cls: type
+    was_set: frozenset[str]
+    extra: dict[str, Any] | None
+    """What they have as extra fields: none, in the form of their class."""
+
+
+class Models(NamedTuple):
+    """The classes of several models, to make them, or take their fields, with a few calls for all of them."""
+
+    classes: list[type]
+    sets: list[frozenset[str]]
+    extras: list[dict[str, Any] | None]
+
+    @classmethod
+    def of(cls, models: list[Model | None]) -> Models | None:
+        """Return the classes of some instances; None if one of them is no model."""
+        known = [each for each in models if each is not None]
+        return cls(*map(list, zip(*known, strict=True))) if known and len(known) == len(models) else None
+
+    def joined(self, more: Models) -> Models:
+        """Return these classes and `more`."""
+        return Models(self.classes + more.classes, self.sets + more.sets, self.extras + more.extras)
+
+    def take(self, values: list[Any]) -> list[dict[str, Any]] | None:
+        """Return the dicts of instances; None if one of them is not as `Shape.opener` asks."""
+        if list(map(type, values)) != self.classes:
+            return None
+        try:
+            if list(map(_set_of, values)) != self.sets or list(map(_extra_of, values)) != self.extras:
+                return None
+            return None if any(map(_private_of, values)) else list(map(_dict_of, values))
+        except AttributeError:
+            return None
+
+    def make(self, dicts: list[dict[str, Any]]) -> list[Any]:
+        """Make an instance of each class from the dict of its fields."""
+        put_dict, put_set, put_extra, put_private = _model_slots()
+        made: list[Any] = list(map(object.__new__, self.classes))
+        _exhaust(map(put_dict, made, dicts))
+        _exhaust(map(put_set, made, map(set, self.sets)))
+        _exhaust(map(put_extra, made, [None if each is None else {} for each in self.extras]))
+        _exhaust(map(put_private, made, itertools.repeat(None)))
+        return made
+
+
+_dict_of: Final = operator.attrgetter("__dict__")
+_set_of: Final = operator.attrgetter("__pydantic_fields_set__")
+_extra_of: Final = operator.attrgetter("__pydantic_extra__")
+_private_of: Final = operator.attrgetter("__pydantic_private__")
+_exhaust: Final = collections.deque[None](maxlen=0).extend
+
+
+@functools.cache
+def _model_slots() -> list[Callable[[Any, Any], None]]:
+    """Return the functions that set a model's slots; they are faster than an attribute lookup by name."""
+    slots = vars(loaded("pydantic.main", "BaseModel"))
+    names = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+    return [slots[name].__set__ for name in names]
+
+
 class _Model(Shape):
     form = PYDANTIC
 
@@ -428,9 +497,7 @@ class _Model(Shape):
         allows = self.allows
         if not self.plain:
             return None
-        slots = vars(loaded("pydantic.main", "BaseModel"))  # faster than an attribute lookup by name
-        put_dict, put_set = slots["__dict__"].__set__, slots["__pydantic_fields_set__"].__set__
-        put_extra, put_private = slots["__pydantic_extra__"].__set__, slots["__pydantic_private__"].__set__
+        put_dict, put_set, put_extra, put_private = _model_slots()
 
         def make(fields: dict[str, Any], new: Any = object.__new__) -> object:
             obj: object = new(cls)
@@ -441,6 +508,9 @@ class _Model(Shape):
             return obj
 
         return make
+
+    def model(self, cls: Any, was_set: frozenset[str]) -> Model | None:
+        return Model(cls, was_set, {} if self.allows else None) if self.plain else None
 
     def _take_fields(self, obj: Any) -> dict[str, Any]:
         values, fields = obj.__dict__, {}

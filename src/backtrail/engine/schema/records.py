@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 
-from backtrail.engine.schema.class_forms import HIDDEN
+from backtrail.engine.schema.class_forms import HIDDEN, Model, Models
 from backtrail.engine.schema.upcast import RECORD_CACHES
 from backtrail.engine.tree import msgpack
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from backtrail.engine.schema.registry import Types
     from backtrail.engine.schema.upcast import ClassSchema
+    from backtrail.engine.tree.chunked import Spine
     from backtrail.engine.tree.nodes import Node
 
     Pack = Callable[[dict[str, Any]], bytes | None]
@@ -97,6 +98,8 @@ class Variant(NamedTuple):
     """Returns the dict of an instance if its record has this variant, else None."""
     make: Callable[[dict[str, Any]], object]
     """Makes an instance from the dict of its fields."""
+    model: Model | None
+    """What `Models` needs to know of the class, if it is a model."""
 
     def matches(self, payload: bytes) -> bool:
         """Tell whether the payload of a record is of this variant."""
@@ -149,7 +152,8 @@ class RecordReader:
         if take is None or make is None:
             return None
         start = msgpack.array_head(len(parts)) + msgpack.pack_attrs(*parts[:3])
-        variant = Variant(start, end, msgpack.head(count, 0x80, _FIXMAP, 0xDE), cls, shape.names, take, make)
+        head, model = msgpack.head(count, 0x80, _FIXMAP, 0xDE), shape.model(cls, was_set)
+        variant = Variant(start, end, head, cls, shape.names, take, make, model)
         known = self._known.setdefault(payload[:_KEY], [])
         if not variant.matches(payload):
             return None
@@ -176,6 +180,8 @@ class FlatLeaf(NamedTuple):
     data: bytes
     """An array of the dicts."""
     variants: list[Variant]
+    models: Models | None
+    """The classes of the records, if all are models."""
 
     @classmethod
     def of(cls, leaf: bytes, types: Types) -> FlatLeaf | None:
@@ -198,13 +204,23 @@ class FlatLeaf(NamedTuple):
                 return None
             variants.append(known)
             parts.append(known.fields(payload))
-        flat = cls(b"".join(parts), variants)
+        flat = cls(b"".join(parts), variants, Models.of([each.model for each in variants]))
         return flat if flat.is_sound() else None
+
+    def joined(self, more: FlatLeaf) -> FlatLeaf:
+        """Return the flat form of these records and `more`."""
+        heads = [len(msgpack.array_head(len(each.variants))) for each in (self, more)]
+        variants = self.variants + more.variants
+        data = msgpack.array_head(len(variants)) + self.data[heads[0] :] + more.data[heads[1] :]
+        models = None if self.models is None or more.models is None else self.models.joined(more.models)
+        return FlatLeaf(data, variants, models)
 
     def held(self, values: list[Any]) -> list[dict[str, Any]] | None:
         """Return the dicts of instances if their variants are those of the leaf, else None."""
         if len(values) != len(self.variants):
             return None
+        if self.models is not None:
+            return self.models.take(values)
         made = [
             variant.take(value) if type(value) is variant.cls else None
             for value, variant in zip(values, self.variants, strict=True)
@@ -213,6 +229,8 @@ class FlatLeaf(NamedTuple):
 
     def made(self, dicts: list[Any]) -> list[Any]:
         """Turn each decoded dict into an instance of its class."""
+        if self.models is not None:
+            return self.models.make(dicts)
         return [variant.make(fields) for fields, variant in zip(dicts, self.variants, strict=True)]
 
     def is_sound(self) -> bool:
@@ -229,10 +247,28 @@ class FlatLeaf(NamedTuple):
         )
 
 
-def flat_leaf(node: Node, types: Types) -> FlatLeaf | None:
-    """Return a leaf's flat form, cached in the node; None if the leaf holds other values than common records."""
-    known, now = node.flat, record_cache(types)
+def flat_leaf(node: Node, types: Types, now: RecordCache | None = None) -> FlatLeaf | None:
+    """Return a leaf's flat form, cached in the node; None if the leaf holds other values than common records.
+
+    `now` is the cache of the registry, if the caller has it.
+    """
+    known, now = node.flat, now or record_cache(types)
     if known is None or known[0] is not now:
         known = node.flat = (now, FlatLeaf.of(node.data, types))
     flat: FlatLeaf | None = known[1]
+    return flat
+
+
+def flat_entries(spine: Spine, types: Types) -> FlatLeaf | None:
+    """Return the flat form of a sequence's open entries; None if they are not common records.
+
+    It is cached in the spine. After an append, only the new entries are read.
+    """
+    entries, known, now = spine.levels[0], spine.flat, record_cache(types)
+    flat, count = (None, 0) if known is None or known[0] is not now else known[1:]
+    if count < len(entries):
+        if flat is not None or (count == 0 and entries[0][0] in _EXTENSIONS):
+            more = FlatLeaf.of(msgpack.array_head(len(entries) - count) + b"".join(entries[count:]), types)
+            flat = more if flat is None or more is None else flat.joined(more)
+        spine.flat = now, flat, len(entries)
     return flat

@@ -399,7 +399,7 @@ class Types:
 
     def convert_root(self, value: object, cls: type | None) -> object:
         """Return a loaded state as the type that the caller named. Only the state itself is checked, not its parts."""
-        annotation = _unwrapped(cls)
+        annotation = None if cls is None else _unwrapped(cls)
         if annotation is None or annotation is Any or annotation is object or isinstance(annotation, TypeVar):
             return value
         origin, args = get_origin(annotation), get_args(annotation)

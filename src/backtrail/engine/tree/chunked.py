@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from blake3 import blake3
 
-from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import msgpack
 from backtrail.engine.tree.nodes import (
     INLINE,
@@ -32,6 +31,7 @@ from backtrail.engine.tree.nodes import (
     Ref,
     Rep,
     as_ref,
+    encode_ref,
     fingerprints,
     measured,
     most_of,
@@ -90,10 +90,15 @@ def _closes_leaf(entry: bytes, size: int, count: int) -> bool:
     return zlib.crc32(entry) * LEAF_TARGET < len(entry) << (34 if size >= LEAF_TARGET else 30)
 
 
-class Spine:
-    """A container of any length: its open entries, and references to its chunks."""
+class Spine(Node):
+    """A container of any length: its open entries, and references to its chunks.
 
-    __slots__ = ("_start", "attrs", "code", "is_mapping", "last_key", "length", "levels", "size", "weight")
+    It is its own node, and makes the bytes when they are asked for: most spines are replaced by the next change and
+    never written.
+    """
+
+    kind = SPINE
+    __slots__ = ("_start", "attrs", "code", "flat", "is_mapping", "last_key", "length", "levels", "size", "weight")
 
     def __init__(
         self, code: int, attrs: Attrs, levels: tuple[list[Any], ...], measures: _Measures | None = None
@@ -104,6 +109,8 @@ class Spine:
         self.is_mapping = code in msgpack.MAPPINGS
         self.last_key: tuple[bytes, int | None] | None = None
         """The key that was looked for last, and its position: an edit looks for it before the edit is applied."""
+        self.flat: tuple[Any, Any, int] | None = None
+        """A `FlatLeaf` of the first open entries, with the cache that it was made for, and their number."""
         if measures is None:
             closed = [chunk for level in levels[1:] for chunk in level]
             weight = sum(map(len, levels[0]))
@@ -112,6 +119,16 @@ class Spine:
             measures = length, size, weight, None
         self.length, self.size, self.weight, self._start = measures
         """The number of entries, their size, the bytes of the open entries, and the start of the node."""
+
+    @property
+    def opened(self) -> Spine:
+        """The spine itself, as of a node that was read."""
+        return self
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes of the spine's node."""
+        return self.encode()
 
     @property
     def room(self) -> int:
@@ -147,7 +164,9 @@ class Spine:
             return None
         size = self.size + (entry.size if type(entry) is Rep else length)
         measures = self.length + 1, size, weight, self._start or self.start
-        return Spine(self.code, self.attrs, ([*levels[0], entry], *levels[1:]), measures)
+        spine = Spine(self.code, self.attrs, ([*levels[0], entry], *levels[1:]), measures)
+        spine.flat, self.flat = self.flat, None  # the old spine is hardly read again, and may live on for a while
+        return spine
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
@@ -156,8 +175,8 @@ class Spine:
             rep = sized(data, len(data) + self.size - 5 - self.weight)
         else:
             digest = blake3(self.encode(SPINE)).digest()
-            nodes.fresh[digest] = Node(SPINE, None, self)
-            rep = new_tuple(Ref, (self.code, digest, self.length, self.size)).encode()
+            nodes.fresh[digest] = self
+            rep = encode_ref(self.code, digest, self.length, self.size)
         rep.opened = self
         return rep
 
@@ -379,6 +398,13 @@ def leaves(nodes: Nodes, spine: Spine) -> list[Any]:
     return [element for _, element in listed]
 
 
+def leaf_chunks(nodes: Nodes, spine: Spine) -> list[Chunk]:
+    """Return the references to the leaves of a container, with one read per level."""
+    if spine.levels[2:]:
+        return [element for element in leaves(nodes, spine) if type(element) is Chunk]
+    return spine.levels[1] if spine.levels[1:] else []
+
+
 def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None) -> list[Entry]:
     """Return the entries from `start` to `stop`. Only the chunks that hold them are read."""
     wanted: list[Entry] = []
@@ -584,11 +610,12 @@ def _with_one_replaced(spine: Spine, start: int, entry: Entry) -> Spine | None:
     at = start - spine.length + len(entries)
     if at < 0:
         return None
-    bounds = list(accumulate(map(len, entries), initial=0))
-    if not _keeps_cuts(bounds, at, entry, entries.__getitem__, closing=None):
-        return None
     old = entries[at]
     size, weight = spine.size - size_of(old) + size_of(entry), spine.weight - len(old) + len(entry)
+    if weight >= LEAF_MIN:
+        bounds = list(accumulate(map(len, entries), initial=0))
+        if not _keeps_cuts(bounds, at, entry, entries.__getitem__, closing=None):
+            return None
     return Spine(
         spine.code,
         spine.attrs,

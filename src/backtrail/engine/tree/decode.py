@@ -20,7 +20,7 @@ from backtrail.engine.schema import records
 from backtrail.engine.schema.registry import Member, Record, Types
 from backtrail.engine.tree import chunked, msgpack, text
 from backtrail.engine.tree.encode import INNER, PATHS, SHALLOW
-from backtrail.engine.tree.nodes import LEAF, Chunk, Nodes, Rep, decode_ref, measured, most_of, size_of
+from backtrail.engine.tree.nodes import LEAF, Nodes, Rep, decode_ref, measured, most_of, size_of
 from backtrail.errors import Corrupt, Error, Invalid
 from backtrail.gc_pause import uncollected
 
@@ -115,7 +115,7 @@ def build_container(code: int, attrs: tuple[str, int, str] | None, parts: list[A
     if code == msgpack.DICT:
         return mapping
     if attrs is None:
-        raise Corrupt("a record without a schema", code="corrupt.encoding")
+        raise Corrupt("a stored record has no schema", code="corrupt.encoding")
     return types.load(Record(*attrs, mapping))
 
 
@@ -139,7 +139,7 @@ def _height(data: bytes) -> int:
         except ValueError:
             continue
         return limit
-    raise Corrupt("the stored bytes are nested deeper than any value", code="corrupt.encoding")
+    raise Corrupt("the stored bytes are nested deeper than a value can be", code="corrupt.encoding")
 
 
 def require_height(data: bytes) -> None:
@@ -192,7 +192,7 @@ class Unpacker:
             if self._depth > SHALLOW:
                 self._levels += _height(data)
                 if self._levels > _LEVELS or self._depth > _DEEPEST:
-                    raise Corrupt("the stored bytes are nested deeper than any value", code="corrupt.encoding")
+                    raise Corrupt("the stored bytes are nested deeper than a value can be", code="corrupt.encoding")
             parts = ormsgpack.unpackb(data, ext_hook=self._ext)
         finally:
             self._depth -= 1
@@ -224,7 +224,7 @@ class Unpacker:
             return loader(payload)
         if code == msgpack.REF:
             if self._resolve is None:
-                raise Corrupt("a reference where none is allowed", code="corrupt.encoding")
+                raise Corrupt("the stored bytes have a reference where none is allowed", code="corrupt.encoding")
             return self._resolve(payload)
         if code not in msgpack.NESTED:
             raise Corrupt(
@@ -317,8 +317,7 @@ class Decoder:
         return self._unpacker.array(node.data)
 
     def _parts(self, spine: chunked.Spine) -> list[Any]:
-        listed = chunked.leaves(self._nodes, spine)
-        chunks = [element for element in listed if type(element) is Chunk]
+        chunks = chunked.leaf_chunks(self._nodes, spine)
         parts: list[Any] = []
         for at in range(0, len(chunks), _BATCH):
             batch = chunks[at : at + _BATCH]
@@ -333,5 +332,6 @@ class Decoder:
                 parts += self._items(node, spine)
         tail = chunked.tail_array(spine)
         self._spend(len(tail))
-        parts += self._unpacker.array(tail)
+        flat = None if spine.is_mapping else records.flat_entries(spine, self._types)
+        parts += self._unpacker.array(tail) if flat is None else flat.made(self._unpacker.array(flat.data))
         return parts

@@ -135,7 +135,10 @@ def _runs(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[int, int, int]]:
 
 
 def _anchors(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the positions (old, new) of elements that both have exactly once: the most that are in the same order."""
+    """Return the positions (old, new) of the anchors: elements that occur exactly once in both sequences.
+
+    If the sequences have them in different orders, return the most that are in the same order.
+    """
     ours, theirs = Counter(old), Counter(new)
     where = {element: to for to, element in enumerate(new) if theirs[element] == 1}
     pairs = [(at, where[element]) for at, element in enumerate(old) if ours[element] == 1 and element in where]
@@ -220,7 +223,7 @@ class Differ:
         return ops if _weight(ops) <= _weight([whole]) else [whole]
 
     def _mapping(self, differing: list[Block], path: list[Step]) -> list[Op]:
-        """Return removals from the right first, and insertions from the left last: so no key ever occurs twice."""
+        """Return ops: first removals, from the right; last insertions, from the left. So no key ever occurs twice."""
         removed: list[Op] = []
         changed: list[Op] = []
         inserted: list[Op] = []

@@ -9,13 +9,12 @@ reads, so its cost does not depend on the size of the state.
 from __future__ import annotations
 
 import copy
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from backtrail.backends.port import new_tuple
+from backtrail.engine import throttle
 from backtrail.engine.tree import chunked, msgpack, scan, text
 from backtrail.engine.tree.decode import Decoder
-from backtrail.engine.tree.encode import MAX_NESTED, Encoder
+from backtrail.engine.tree.encode import MAX_NESTED, Encoder, flat_inline
 from backtrail.engine.tree.path import Path, parse
 from backtrail.engine.tree.tree import (
     CUT,
@@ -62,14 +61,15 @@ class Replace:
 
     def __call__(self, tip: Tip | None) -> Proposal:
         """Return the state as ops on the head's state, or as a whole if there would be too many ops."""
-        if tip is not None and tip.chain is not None:
-            before = tip.chain.tree
+        chain = None if tip is None else tip.chain
+        if chain is not None:
+            before = chain.tree
             ops, nodes = scan.changes(before, self._state, self._types, self._changed)
             few = len(ops) <= OPS_MAX
             if few or (
                 self._changed is not None and any(each is MISSING for each in self._state.values())
             ):  # a MISSING value stands for the old value, so the state cannot be encoded alone
-                return Tree(before.rep, nodes).apply(ops, own=True), ops if few else None
+                return before.apply(ops, nodes), ops if few else None
         return Tree.of(self._state, self._nodes.with_fresh({}), self._types), None
 
 
@@ -86,16 +86,17 @@ class Edit:
 
     def __call__(self, tip: Tip | None) -> Proposal:
         """Return the proposal: the head's tree with this change; `NotFound` if the thread has no state."""
-        if tip is None or tip.chain is None:
+        chain = None if tip is None else tip.chain
+        if chain is None:
             raise NotFound(f"there is no thread {self._name!r}; save a state first", code="not_found.thread")
-        rep, nodes, _, place = tip.chain.tree
-        return self.change(new_tuple(Tree, (rep, nodes.forked(), False, place)))
+        tree = chain.tree
+        return self.change(tree, tree.nodes.forked())
 
-    def change(self, tree: Tree) -> tuple[Tree, list[Op]]:
-        """Return the tree after this change, which adds to its nodes, and the change as ops."""
+    def change(self, tree: Tree, nodes: Nodes) -> tuple[Tree, list[Op]]:
+        """Return the tree after this change, and the change as ops. `nodes` are the tree's, and get the new ones."""
         self._place = None
-        ops = self.ops(tree)
-        return tree.apply(ops, own=True, place=self._place), ops
+        ops = self.ops(tree, nodes)
+        return tree.apply(ops, nodes, self._place), ops
 
     @property
     def path(self) -> Path:
@@ -108,12 +109,9 @@ class Edit:
         moved._path = type(self._path)((*steps, *self._path))  # noqa: SLF001 - a copy of this very one
         return moved
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:
         """Return the change as ops on the state `tree`."""
         raise NotImplementedError
-
-    def _encoder(self, tree: Tree, path: Path) -> Encoder:
-        return Encoder(tree.nodes, self._types, path)
 
     def _invalid(self, why: str) -> Invalid:
         where = str(self._path) or "the state"
@@ -142,20 +140,28 @@ class Append(Edit):
         self._name = name
         self._items = items
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:
         """Return the change as ops on the state `tree`."""
         place = tree.place
         if place is None or place[0] is not self._path:  # paths that are written as text are made once
             place = self._path, *walk(tree, self._path, self._types)
         self._place = place
-        _, rep, steps, _ = place
-        spine = chunked.open_rep(rep, tree.nodes)
-        if spine is None and text.code_of(rep) in (msgpack.STR, msgpack.TEXT):
-            return self._text(rep, steps)
+        _, old, steps, _ = place
+        spine = chunked.open_rep(old, nodes)
+        if spine is None and text.code_of(old) in (msgpack.STR, msgpack.TEXT):
+            return self._text(old, steps)
         if spine is None or spine.code != msgpack.LIST:
             raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
-        encoder = Encoder(tree.nodes, self._types, self._path)
-        return [[SPLICE, steps, spine.length, 0, list(map(encoder.part, count(spine.length), self._items))]]
+        encoder: Encoder | None = None
+        reps: list[bytes] = []
+        for item in self._items:
+            throttle.rest()
+            rep = flat_inline(item) if len(steps) < MAX_NESTED else None
+            if rep is None:
+                encoder = Encoder(nodes, self._types, self._path) if encoder is None else encoder
+                rep = encoder.part(spine.length + len(reps), item)
+            reps.append(rep)
+        return [[SPLICE, steps, spine.length, 0, reps]]
 
     def _text(self, rep: bytes, steps: list[Step]) -> list[Op]:
         if not all(type(item) is str for item in self._items):
@@ -172,9 +178,9 @@ class Put(Edit):
         super().__init__(path, types, name)
         self._value = value
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:
         """Return the change as ops on the state `tree`."""
-        rep = self._encoder(tree, self._path).rep(self._value)
+        rep = Encoder(nodes, self._types, self._path).rep(self._value)
         if not self._path:
             return [[SET, [], rep]]
         if tree.place is not None and tree.place[0] is self._path:
@@ -186,23 +192,23 @@ class Put(Edit):
         if spine.code != msgpack.DICT:
             at = len(self._path) - 1
             raise NotFound(missing(self._path, at, spine), code="not_found.path", path=str(self._path))
-        return [[SET, [*steps, self._new_key(tree)], rep]]
+        return [[SET, [*steps, self._new_key(nodes)], rep]]
 
-    def _new_key(self, tree: Tree) -> bytes:
+    def _new_key(self, nodes: Nodes) -> bytes:
         try:
             hash(self._path[-1])
         except TypeError:
             raise self._invalid("ends with a step that is not hashable, so it cannot be a dict's key") from None
-        return self._encoder(tree, type(self._path)(self._path[:-1])).key(self._path[-1])
+        return Encoder(nodes, self._types, type(self._path)(self._path[:-1])).key(self._path[-1])
 
 
 class Assign(Put):
     """Set a value under keys of dicts that the caller knows to exist, without a check; the last key may be new."""
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:  # noqa: ARG002 - every edit takes it
         """Return the change as ops on the state `tree`."""
-        rep = self._encoder(tree, self._path).rep(self._value)
-        encoder = self._encoder(tree, type(self._path)(()))
+        rep = Encoder(nodes, self._types, self._path).rep(self._value)
+        encoder = Encoder(nodes, self._types)
         return [[SET, [encoder.key(step) for step in self._path], rep]]
 
 
@@ -213,13 +219,13 @@ class Update(Edit):
         super().__init__(path, types, name)
         self._entries = entries
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:
         """Return the change as ops on the state `tree`: one op for all new keys."""
         rep, steps = locate(tree, self._path, self._types)
         spine = chunked.open_rep(rep, tree.nodes)
         if spine is None or spine.code != msgpack.DICT:
             raise self._invalid("is not a dict, so it has no keys to set; use set()")
-        encoder = self._encoder(tree, self._path)
+        encoder = Encoder(nodes, self._types, self._path)
         ops: list[Op] = []
         new: list[bytes] = []
         for key, value in self._entries.items():
@@ -235,7 +241,7 @@ class Update(Edit):
 class Cut(Edit):
     """Remove a key of a dict, or an item of a list."""
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:  # noqa: ARG002 - every edit takes it
         """Return the change as ops on the state `tree`."""
         if not self._path:
             raise self._invalid("cannot be deleted; delete the thread, or save another state")
@@ -259,15 +265,15 @@ class Several:
         """Return the proposal: the head's tree with all changes; `NotFound` if the thread has no state."""
         if tip is None or tip.chain is None:
             raise NotFound("there is no such thread; save a state first", code="not_found.thread")
-        rep, nodes, *_ = tip.chain.tree
-        tree = Tree(rep, nodes.forked())
+        tree = tip.chain.tree
+        nodes = tree.nodes.forked()
         ops: list[Op] = []
         sealed = False
         for edit in self._edits:
-            tree, more = edit.change(tree)
+            tree, more = edit.change(tree, nodes)
             sealed |= tree.sealed
             ops += more
-        return tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None
+        return tree if tree.sealed is sealed else tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None
 
 
 class Rescan(Edit):
@@ -277,9 +283,9 @@ class Rescan(Edit):
         super().__init__(path, types, name)
         self._value = value
 
-    def ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree, nodes: Nodes) -> list[Op]:
         """Return the difference as ops on the state `tree`."""
-        return scan.below(tree, self._value, self._path, self._types)
+        return scan.below(tree, self._value, self._path, self._types, nodes)
 
 
 # -- edits by a function ------------------------------------------------------------------------------
@@ -347,7 +353,7 @@ class Editor:
     def _apply(self, change: Edit) -> None:
         if not self.exists:
             raise NotFound(f"there is no thread {self._name!r}; call set((), state) first", code="not_found.thread")
-        self._tree, ops = change.change(self._tree)
+        self._tree, ops = change.change(self._tree, self._tree.nodes)
         self._sealed |= self._tree.sealed
         self._ops += ops
 

@@ -18,7 +18,6 @@ import pathlib
 import pickle
 import uuid
 import zoneinfo
-from contextlib import contextmanager
 from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -175,15 +174,17 @@ def atom(value: object, types: Types) -> bytes | None:
         return None
     dumped = types.dump(value)
     if type(dumped) is Member:
+        member = f"Enum member {dumped.name!a:.60} of {dumped.schema!a:.60}"
         inner = Packer(types).fast(dumped.value)
         if inner is None:
             raise Invalid(
-                "this Enum's value cannot be stored exactly; give its members plain values", code="invalid.value"
+                f"the value of {member} cannot be stored exactly; give the members of that Enum plain values",
+                code="invalid.value",
             )
         try:
             about = msgpack.pack(dumped.schema) + msgpack.pack(dumped.version) + msgpack.pack(dumped.name)
         except TypeError as error:
-            raise Invalid(f"this Enum's name cannot be stored: {error}", code="invalid.value") from error
+            raise Invalid(f"the name of {member} cannot be stored: {error}", code="invalid.value") from error
         return msgpack.ext(msgpack.MEMBER, msgpack.array_head(4) + about + inner)
     return None
 
@@ -263,6 +264,22 @@ def _new_cell() -> tuple[list[Any], list[Any]]:
 _cells: list[tuple[list[Any], list[Any]]] = []
 
 
+def flat(value: Any) -> bytes | None:
+    """Encode an atom, or a dict of atoms as most messages are, in one call; None for other values."""
+    if type(value) in _PLAIN or (type(value) is dict and _PLAIN.issuperset(map(type, value.values()))):
+        try:
+            return msgpack.pack(value)
+        except TypeError:  # a str with lone surrogates, an int beyond 64 bits, or a key that is no str
+            pass
+    return None
+
+
+def flat_inline(value: Any) -> bytes | None:
+    """Encode a value as `flat` does; None also if it takes more than INLINE bytes."""
+    data = flat(value)
+    return data if data is not None and len(data) <= INLINE else None
+
+
 class Packer:
     """Encodes each value in one call of ormsgpack, and is the `default` hook of that call. Not shared by threads."""
 
@@ -286,13 +303,22 @@ class Packer:
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value in one call; None if the result may not be exact."""
-        if type(value) in _PLAIN or (type(value) is dict and _PLAIN.issuperset(map(type, value.values()))):
-            try:
-                return msgpack.pack(value)
-            except TypeError:  # a str with lone surrogates, an int beyond 64 bits, or a key that is no str
-                pass
+        data = flat(value)
+        if data is not None:
+            return data
+        before = self.extensions
         data = self.nested(value)
-        return data[MARGIN:] if data is not None and self.is_exact(data, value) else None
+        if data is None:
+            return None
+        exact = self.is_exact(data, value) if self.extensions == before else _consists_of(value, self._kinds)
+        return data[MARGIN:] if exact else None
+
+    def inline_with(self, value: object, parts: list[Any]) -> bytes | None:
+        """Do what `inline` does, if only `parts` of the value may be other than plain strings, lists and dicts."""
+        data = self.nested(value)
+        if data is None or len(data) > MARGIN + INLINE or not self.is_exact(data, parts):
+            return None
+        return data[MARGIN:]
 
     def short(self, values: list[Any]) -> list[bytes | None]:
         """Encode each value; None for one that takes more than INLINE bytes, or that one call cannot encode exactly.
@@ -321,13 +347,18 @@ class Packer:
         cell, nested = _cells.pop() if _cells else _new_cell()
         cell[0] = value
         try:
-            return msgpack.pack(nested, default=self, option=_OPTIONS)
-        except (TypeError, RecursionError):
-            self._raise_interrupt()
-            return None
+            return self.alone(nested)
         finally:
             cell[0] = None
             _cells.append((cell, nested))
+
+    def alone(self, value: object) -> bytes | None:
+        """Encode a value of any depth that one call can encode, to compare it; else None. It may not be exact."""
+        try:
+            return msgpack.pack(value, default=self, option=_OPTIONS)
+        except (TypeError, RecursionError):
+            self._raise_interrupt()
+            return None
 
     def _raise_interrupt(self) -> None:
         """Raise the exception, such as Ctrl-C, that interrupted the hook and that ormsgpack replaced."""
@@ -472,8 +503,11 @@ class Encoder(Packer):
         """Return the representation of a value; `Invalid` with the path of a part that cannot be stored exactly."""
         if len(self._path) > MAX_NESTED:
             raise self._refuse(f"nested deeper than {MAX_NESTED} levels")
-        with self._bounded():
+        depth = len(self._path)
+        try:
             return self._inline(value) or self._apart(value)
+        except RecursionError:
+            raise self._too_deep(depth) from None
 
     def part(self, step: object, value: object) -> bytes:
         """Return the representation of a part of the value at the root path."""
@@ -488,24 +522,25 @@ class Encoder(Packer):
 
     def entries(self, code: int, parts: Any, start: int = 0) -> list[Entry]:
         """Return the entries of a container: of its items, which begin at index `start`, or of a mapping's dict."""
-        with self._bounded():
+        depth = len(self._path)
+        try:
             return self._entries(code, parts, start)
+        except RecursionError:
+            raise self._too_deep(depth) from None
 
     def key(self, key: object) -> bytes:
         """Return the bytes of a key; `Invalid` if they would not be exact."""
-        with self._bounded():
-            return self._whole(key, key)
-
-    @contextmanager
-    def _bounded(self) -> Iterator[None]:
-        """Refuse a value for which the block needs too much of the stack."""
         depth = len(self._path)
         try:
-            yield
+            return self._whole(key, key)
         except RecursionError:
-            del self._path[depth:]
-            self._open.clear()
-            raise self._refuse("nested too deep") from None
+            raise self._too_deep(depth) from None
+
+    def _too_deep(self, depth: int) -> Invalid:
+        """Return the error for a value that needs too much of the stack; `depth` is the length of its path."""
+        del self._path[depth:]
+        self._open.clear()
+        return self._refuse("nested too deep")
 
     def _inline(self, value: object) -> bytes | None:
         """Return the representation of a value that one call can encode inline, else None."""
@@ -609,16 +644,22 @@ class Encoder(Packer):
         return Invalid(f"{path}: {why}", code="invalid.value", path=path)
 
 
-def _holds_long(value: Any, levels: int = 3) -> bool:
-    """Tell whether a short container holds a long value, so that packing it in one call would be wasted.
+def _holds_long(value: Any) -> bool:
+    """Tell whether a short container holds a long value, up to three levels down, so that one call would be wasted.
 
     A wasted call is slow, and blocks all other threads of the process while it runs.
     """
-    kind = type(value)
-    if kind not in (dict, list) or len(value) > _FEW:
-        return False
-    parts = value.values() if kind is dict else value
-    return any(is_long(part) or (levels > 1 and _holds_long(part, levels - 1)) for part in parts)
+    level: list[Any] = [value]
+    for _ in range(3):
+        below: list[Any] = []
+        for item in level:
+            if type(item) in (dict, list) and len(item) <= _FEW:
+                below += item.values() if type(item) is dict else item
+        for part in below:
+            if type(part) in _SIZED and len(part) > INLINE:
+                return True
+        level = below
+    return False
 
 
 def _why(value: object) -> str:

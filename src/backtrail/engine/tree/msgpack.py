@@ -139,7 +139,7 @@ def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[byte
         return head(len(entries), 0x80, 15, 0xDE) + body
     if code == RECORD:
         if attrs is None:
-            raise Corrupt("a record without a schema", code="corrupt.encoding")
+            raise Corrupt("a stored record has no schema", code="corrupt.encoding")
         return ext(RECORD, array_head(3 + 2 * len(entries)) + pack_attrs(*attrs) + body)
     return ext(code, array_head(len(entries) * (2 if code == DICT else 1)) + body)
 
@@ -167,9 +167,9 @@ def split(array: bytes) -> list[bytes]:
 
 
 def pairs(parts: list[bytes]) -> list[bytes]:
-    """Join keys and values, which alternate, to the entries of a mapping."""
+    """Return the entries of a mapping from a list in which keys and values alternate: join each key and its value."""
     if len(parts) % 2:
-        raise Corrupt("a key without a value", code="corrupt.encoding")
+        raise Corrupt("a stored mapping has a key without a value", code="corrupt.encoding")
     return [key + value for key, value in zip(parts[::2], parts[1::2], strict=True)]
 
 
@@ -193,7 +193,7 @@ def take_apart(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[byte
     parts = split(payload)
     if code == RECORD:
         if len(parts) < 3:
-            raise Corrupt("a record without a schema", code="corrupt.encoding")
+            raise Corrupt("a stored record has no schema", code="corrupt.encoding")
         schema, version, form = map(plain, parts[:3])
         return RECORD, (schema, version, form), pairs(parts[3:])
     return code, None, pairs(parts) if code == DICT else parts

@@ -67,13 +67,13 @@ class Ref(NamedTuple):
     length: int
     size: int
 
-    def encode(self) -> Rep:
-        """Return the REF."""
-        payload = pack(self[:])
-        rep = Rep(_REF_STARTS[len(payload)] + payload)
-        rep.size = self.size
-        rep.ref = self
-        return rep
+
+def encode_ref(code: int, digest: bytes, length: int, size: int) -> Rep:
+    """Return the REF of a reference with these fields."""
+    payload = pack((code, digest, length, size))
+    rep = Rep(_REF_STARTS[len(payload)] + payload)
+    rep.size = size
+    return rep
 
 
 class Rep(bytes):
@@ -83,8 +83,6 @@ class Rep(bytes):
     """
 
     size: int
-    ref: Ref | None = None
-    """The reference, if the bytes are a REF."""
     opened: Any = None
     """The spine, if the bytes are a container."""
     value: bytes | None = None
@@ -140,8 +138,6 @@ def as_ref(rep: bytes) -> Ref | None:
     """Return the Ref of a representation; None for an inline one."""
     if not rep or rep[0] not in _REF_HEADS:
         return None
-    if type(rep) is Rep and rep.ref is not None:
-        return rep.ref
     code, payload = msgpack.split_ext(rep)
     return decode_ref(payload) if code == msgpack.REF else None
 
@@ -157,7 +153,7 @@ def measured(data: bytes) -> bytes:
     extra = 0
     for payload in msgpack.refs_in(data):
         ref = decode_ref(payload)
-        extra += ref.size - len(ref.encode())
+        extra += ref.size - len(encode_ref(*ref))
     return sized(data, len(data) + extra) if extra else data
 
 
@@ -225,18 +221,14 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
 
 
 class Node:
-    """A node's kind and bytes, and objects that were read from them.
+    """A node's kind and bytes, and objects that were read from them."""
 
-    A fresh spine has no bytes: it makes them when they are asked for. Most spines are replaced by the next change and
-    never written.
-    """
+    __slots__ = ("bounds", "data", "exact", "flat", "kind", "opened")
 
-    __slots__ = ("_data", "bounds", "exact", "flat", "kind", "opened")
-
-    def __init__(self, kind: bytes, data: bytes | None, opened: Any = None) -> None:
+    def __init__(self, kind: bytes, data: bytes) -> None:
         self.kind = kind
-        self._data = data
-        self.opened = opened
+        self.data = data
+        self.opened: Any = None
         """A spine's `Spine`, an inner node's chunks, or the digests of the nodes that a leaf refers to."""
         self.exact: tuple[bytes, int] | None = None
         """The bytes of a leaf without bytes values, and the number of its extensions, after a check: see `scan`."""
@@ -246,15 +238,7 @@ class Node:
         """A leaf's records as a `FlatLeaf`, with the cache that it was made for: see `records`."""
 
     @property
-    def data(self) -> bytes:
-        """The node's bytes."""
-        data = self._data
-        if data is None:
-            data = self.opened.encode()
-        return data
-
-    @property
-    def weight(self) -> int:
+    def memory(self) -> int:
         """About how much memory the node takes, with the objects that were read from it."""
         return len(self.data) * (3 if self.kind in (SPINE, INNER) else 1)
 
@@ -296,10 +280,11 @@ def digests_among(entries: list[bytes]) -> list[bytes]:
 def digests_in(rep: bytes) -> list[bytes]:
     """Return the digests of the REFs in a representation, an entry, or the array of a leaf."""
     if type(rep) is Rep:
-        if rep.ref is not None:
-            return [rep.ref.digest]
         if rep.value is not None:
             return digests_in(rep.value)
+        ref = as_ref(rep)
+        if ref is not None:
+            return [ref.digest]
         if rep.opened is not None:
             return digests_among(rep.opened.levels[0])
     if not msgpack.may_hold_refs(rep):
@@ -335,9 +320,9 @@ class Cache:
             if digest in self._nodes:
                 return
             self._nodes[digest] = node
-            self._size += node.weight
+            self._size += node.memory
             while self._size > self._limit:
-                self._size -= self._nodes.popitem(last=False)[1].weight
+                self._size -= self._nodes.popitem(last=False)[1].memory
 
     def clear(self) -> None:
         """Drop all nodes."""

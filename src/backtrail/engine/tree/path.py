@@ -62,7 +62,7 @@ def parse(path: Any) -> Path:
         return Path(path)
     if not isinstance(path, str):
         kind = type(path).__name__
-        raise Invalid(f"a path is a string or a tuple of keys and indexes, not {kind}", code="invalid.path")
+        raise Invalid(f"a path must be a string or a tuple of keys and indexes, not {kind}", code="invalid.path")
     return _read(path)
 
 

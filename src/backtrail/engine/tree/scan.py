@@ -13,6 +13,7 @@ with the bytes of a stored value then counts as that value: nothing is written.
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,10 +52,10 @@ def changes(tree: Tree, value: object, types: Types, only: Collection[Any] | Non
     return scan.value(tree.rep, value, [], ()) if ops is None else ops, scan.nodes
 
 
-def below(tree: Tree, value: object, path: Path, types: Types) -> list[Op]:
-    """Return the ops that replace the value at a path. The nodes that the ops need are added to the tree's nodes."""
+def below(tree: Tree, value: object, path: Path, types: Types, nodes: Nodes) -> list[Op]:
+    """Return the ops that replace the value at a path. `nodes` are the tree's, and get those that the ops need."""
     rep, steps = locate(tree, path, types)
-    return _Scan(tree, types, tree.nodes).value(rep, value, steps, tuple(path))
+    return _Scan(tree, types, nodes).value(rep, value, steps, tuple(path))
 
 
 class _Scan:
@@ -62,6 +63,7 @@ class _Scan:
         self.nodes = tree.nodes.forked() if nodes is None else nodes
         self._types = types
         self._packer = encode.Packer(types)
+        self._records = records.record_cache(types)
         self._differ = diff.Differ(tree.nodes, self.nodes)
 
     def value(self, old: bytes, value: object, path: list[Step], where: tuple[Any, ...]) -> list[Op]:
@@ -88,19 +90,19 @@ class _Scan:
         spine = chunked.open_rep(old, self.nodes) if text.code_of(old) is None else None
         if spine is None or spine.code != msgpack.DICT:
             return None
-        before = {chunked.key_of(entry): value_of(entry) for entry in chunked.entries(self.nodes, spine, 0)}
-        encoder = self._encoder(())
+        entries = chunked.entries(self.nodes, spine) if spine.levels[1:] else spine.levels[0]
+        before = dict(zip(chunked.keys_of(entries), entries, strict=True))
         ops: list[Op] = []
         kept: set[bytes] = set()
         for step, part in value.items():
-            key = encoder.key(step)
+            key = self._key(step, ())
             kept.add(key)
             if part is MISSING:
                 continue
             if key not in before:
-                ops.append([SET, [key], encoder.part(step, part)])
+                ops.append([SET, [key], self._packer.inline(part) or self._encoder(()).part(step, part)])
             elif step in only:
-                ops += self.value(before[key], part, [key], (step,))
+                ops += self.value(value_of(before[key]), part, [key], (step,))
         return [[CUT, [key]] for key in before if key not in kept] + ops
 
     def _open(self, value: object) -> encode.Opened | None:
@@ -129,11 +131,11 @@ class _Scan:
         values = list(chain.from_iterable(parts)) if mapping else parts
         node = self.nodes.at_hand(chunk.digest)
         if node is None:
-            return self._is_unread_leaf(chunk, values, lambda: self._leaf(code, parts, pos, where))
+            return self._is_unread_leaf(chunk, values, partial(self._leaf, code, parts, pos, where))
         if chunk.size > _PACKED_MAX:
             return False
         if not mapping and (node.exact is None or node.exact[0] is not node.data):
-            flat = records.flat_leaf(node, self._types)
+            flat = records.flat_leaf(node, self._types, self._records)
             fields = None if flat is None else flat.held(values)
             if flat is not None and fields is not None and self._is_same(node, flat.data, fields):
                 return True
@@ -142,7 +144,7 @@ class _Scan:
     def _is_same(self, node: Node, data: bytes, values: list[Any]) -> bool:
         """Tell whether a leaf holds exactly `values`. `data` is the leaf's bytes, or the bytes of its flat form."""
         before = self._packer.extensions
-        if not self._packs_to(values, data):
+        if self._packer.alone(values) != data:
             return False
         extensions = self._packer.extensions - before
         if node.exact is not None and node.exact[0] is data and node.exact[1] == extensions:
@@ -154,8 +156,7 @@ class _Scan:
 
     def _is_unread_leaf(self, chunk: Chunk, values: list[Any], encode_leaf: Callable[[], bytes]) -> bool:
         """Tell whether a leaf that is not in memory holds exactly `values`; if so, cache its bytes."""
-        packed = self._packer.nested(values) if chunk.size <= _PACKED_MAX else None
-        data = b"" if packed is None else packed[encode.MARGIN :]
+        data = (chunk.size <= _PACKED_MAX and self._packer.alone(values)) or b""
         same = digest_of(LEAF, data) == chunk.digest and self._packer.is_exact(data, values)
         if not same:  # its entries may hold REFs
             data = encode_leaf()
@@ -169,18 +170,13 @@ class _Scan:
         encoder = self._encoder(where, self.nodes.with_fresh({}))
         return chunked.array_of(encoder.entries(code, dict(parts) if mapping else parts, pos), mapping=mapping)
 
-    def _chunks(self, spine: Spine) -> list[Chunk]:
-        if not spine.levels[2:]:
-            return [chunk for level in spine.levels[1:] for chunk in level]
-        return [element for element in chunked.leaves(self.nodes, spine) if type(element) is Chunk]
-
     # -- lists and tuples -------------------------------------------------------------------------
 
     def _sequence(self, spine: Spine, value: list[Any], path: list[Step], where: tuple[Any, ...]) -> list[Op] | None:
         """Return the ops for a list or tuple; None if too many leaves differ for a change in place."""
         blocks: list[diff.Block] = []
         differing = pos = 0
-        for chunk in self._chunks(spine):
+        for chunk in chunked.leaf_chunks(self.nodes, spine):
             end = pos + chunk.length
             if end > len(value):
                 break
@@ -206,9 +202,18 @@ class _Scan:
         if pos < spine.length - len(old):
             old = chunked.entries(self.nodes, spine, pos, len(value)) if pos < len(value) else []
         shared = min(len(old), len(value) - pos)
-        if shared and self._packer.fast(value[pos : pos + shared]) == chunked.array_of(old[:shared], mapping=False):
+        if shared and self._are_open(spine, old, value[pos : pos + shared]):
             pos, old = pos + shared, old[shared:]
         return self._blocks(old, value[pos:], pos, where)
+
+    def _are_open(self, spine: Spine, old: list[Entry], values: list[Any]) -> bool:
+        """Tell whether `values` are the first of the entries `old`, which are usually the spine's open entries."""
+        whole = old is spine.levels[0] and len(values) == len(old)
+        flat = records.flat_entries(spine, self._types) if whole else None
+        fields = None if flat is None else flat.held(values)
+        if flat is not None and fields is not None and self._packer.alone(fields) == flat.data:
+            return self._packer.is_exact(flat.data, fields)
+        return self._packer.fast(values) == chunked.array_of(old[: len(values)], mapping=False)
 
     def _blocks(self, old: list[Entry], items: list[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
         """Return the ranges where items from position `pos` on differ from the old entries."""
@@ -229,7 +234,7 @@ class _Scan:
         items = list(parts.items())
         ops: list[Op] = []
         pos = 0
-        for chunk in self._chunks(spine):
+        for chunk in chunked.leaf_chunks(self.nodes, spine):
             some = items[pos : pos + chunk.length]
             if len(some) == chunk.length and self._is_unchanged(chunk, spine.code, some, pos, where):
                 pos += chunk.length
@@ -304,7 +309,7 @@ class _Scan:
                 return
             few, entries = items[at:stop], old[at:stop]
             data = chunked.array_of(entries, mapping=True)
-            packed = (self._packer.nested(list(chain.from_iterable(few))) or b"")[encode.MARGIN :]
+            packed = self._packer.alone(list(chain.from_iterable(few))) or b""
             if not (checked or self._packer.are_exact(entries, few)):
                 positions.extend(range(at, stop))
             elif packed != data:
@@ -326,10 +331,6 @@ class _Scan:
 
     def _key(self, step: Any, where: tuple[Any, ...]) -> bytes:
         return self._packer.fast(step) or self._encoder(where).key(step)
-
-    def _packs_to(self, values: list[Any], data: bytes) -> bool:
-        packed = self._packer.nested(values)
-        return packed is not None and len(packed) == len(data) + encode.MARGIN and packed.endswith(data)
 
 
 def _common(one: bytes, other: bytes) -> int:

@@ -12,7 +12,18 @@ import zlib
 from typing import Final
 
 from backtrail.engine.tree import msgpack
-from backtrail.engine.tree.nodes import INLINE, PIECES, TEXT, Cache, Nodes, Ref, as_ref, read_pieces, require_size
+from backtrail.engine.tree.nodes import (
+    INLINE,
+    PIECES,
+    TEXT,
+    Cache,
+    Nodes,
+    Ref,
+    as_ref,
+    encode_ref,
+    read_pieces,
+    require_size,
+)
 from backtrail.errors import Corrupt
 
 PIECE_MAX: Final = 64 * 1024
@@ -52,7 +63,7 @@ def close(nodes: Nodes, code: int, data: bytes) -> bytes:
     else:
         listing = [[nodes.add(TEXT, piece), len(piece)] for piece in cut(data)]
         digest = nodes.add(PIECES, msgpack.pack(listing))
-    return Ref(code, digest, len(data), len(data) + 5).encode()
+    return encode_ref(code, digest, len(data), len(data) + 5)
 
 
 def _inline(code: int, data: bytes) -> bytes:
@@ -130,7 +141,7 @@ def _appended(nodes: Nodes, ref: Ref, data: bytes) -> bytes:
     listing += [(nodes.add(TEXT, piece), len(piece)) for piece in cut(nodes.get(end, TEXT) + data)]
     digest = nodes.add(PIECES, msgpack.pack([list(pair) for pair in listing]))
     length = ref.length + len(data)
-    return Ref(ref.code, digest, length, length + 5).encode()
+    return encode_ref(ref.code, digest, length, length + 5)
 
 
 def patched(nodes: Nodes, rep: bytes, start: int, removed: int, data: bytes) -> bytes:

@@ -60,9 +60,9 @@ def is_op(op: Any) -> bool:
 
 
 def merged(ops: Iterable[Op]) -> list[Op]:
-    """Return fewer ops with the same result: an insertion right after the previous insertion joins it.
+    """Return fewer ops with the same result: join insertions of which each begins where the previous one ends.
 
-    Most changes of a chain are appends, and a tree is closed and hashed after each op.
+    Most ops of a chain are appends. Joined ops are faster, because each op closes and hashes the tree.
     """
     result: list[Op] = []
     for op in ops:
@@ -93,7 +93,7 @@ class Surroundings(NamedTuple):
     rest: int
     """The size of the state without the value."""
     room: int
-    """The most bytes of a value with which the containers stay short."""
+    """The most bytes that the value may have: with more, the containers are no longer short."""
 
 
 Place = tuple["Path", bytes, list[Step], "Around | Surroundings"]
@@ -126,16 +126,18 @@ class Tree(NamedTuple):
         rep = self.rep
         return rep.size if type(rep) is Rep else len(rep)
 
-    def apply(self, ops: Iterable[Op], *, own: bool = False, place: Place | None = None) -> Tree:
-        """Return the tree after these ops; `Corrupt` if one does not fit. `own`: no other tree has these `nodes`.
+    def apply(self, ops: Iterable[Op], nodes: Nodes | None = None, place: Place | None = None) -> Tree:
+        """Return the tree after these ops; `Corrupt` if one does not fit.
 
-        `place` is where the only op leads, if the caller has found it in this tree.
+        `nodes` are the new tree's: those of this tree, in an object that it alone has. `place` is the place that the
+        only op changes, if the caller has found it in this tree.
         """
-        rep, nodes = self.rep, self.nodes
-        if not own:
-            nodes = nodes.forked()
-        sealed = False
+        rep, nodes, sealed = self.rep, nodes or self.nodes.forked(), False
         try:
+            if place is None and type(ops) is list and len(ops) > 1:
+                together = _applied_together(nodes, rep, ops)
+                if together is not None:
+                    return new_tuple(Tree, (*together, None))
             for op in ops:
                 if place is None:
                     rep, closed = _applied(nodes, rep, op)
@@ -147,6 +149,41 @@ class Tree(NamedTuple):
                 raise
             raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
         return new_tuple(Tree, (rep, nodes, sealed, place))
+
+
+def _applied_together(nodes: Nodes, rep: bytes, ops: list[Op]) -> tuple[bytes, Nodes, bool] | None:
+    """Apply several ops to the entries of a short dict, which is closed once; None if an op needs `_applied`.
+
+    A save of a state with few keys has such ops: each sets, removes or changes the value of one key.
+    """
+    spine = chunked.open_rep(rep, nodes)
+    if spine is None or spine.code != msgpack.DICT or len(spine.levels) > 1:
+        return None
+    entries: dict[bytes, bytes] = dict(zip(chunked.keys_of(spine.levels[0]), spine.levels[0], strict=True))
+    if len(entries) < len(spine.levels[0]):  # a key such as NaN may occur twice
+        return None
+    sealed = False
+    for op in ops:
+        kind, path = op[0], op[1]
+        if not path or type(path[0]) is not bytes:
+            return None
+        key: bytes = path[0]
+        entry = entries.get(key)
+        if len(path) == 1 and kind == SET:
+            entries[key] = chunked.join(key, measured(op[2]))
+        elif entry is None:
+            return None
+        elif len(path) == 1 and kind == CUT:
+            del entries[key]
+        else:
+            changed, closed = _applied(nodes, value_of(entry), [kind, path[1:], *op[2:]])
+            entries[key], sealed = chunked.join(key, changed), sealed or closed
+    left = list(entries.values())
+    weight = sum(map(len, left))
+    if weight >= chunked.LEAF_MIN:  # one of them may close a leaf
+        return None
+    measures = len(left), weight + chunked.hidden_size(left) + 5, weight, None
+    return chunked.Spine(spine.code, spine.attrs, (left,), measures).close(nodes), nodes, sealed
 
 
 def _applied_at(nodes: Nodes, rep: bytes, op: Op, place: Place) -> tuple[bytes, bool, Place | None]:
