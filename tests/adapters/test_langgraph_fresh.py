@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import uuid
 
+import ormsgpack
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
@@ -113,6 +114,102 @@ def test_readers_share_no_messages(pair):
     put(here, config, one, 1)
     assert messages(here) == one
     assert messages(here)[1].additional_kwargs == {"k": "changed"}
+
+
+def said(count):
+    kinds = (HumanMessage, AIMessage)
+    return [kinds[at % 2](f"{at} " + "some words " * 60, id=f"{at}") for at in range(count)]
+
+
+def changed_in_place(message):
+    """Changes of a message, one after the other. Values that have no common form come last."""
+    yield lambda: setattr(message, "content", message.content.replace("some", "SOME"))
+    yield lambda: setattr(message, "name", "new")
+    yield lambda: message.model_fields_set.discard("name")
+    yield lambda: message.__pydantic_extra__.update(more=1)
+    yield lambda: message.__pydantic_extra__.update(more=True)
+    yield message.__pydantic_extra__.clear
+    yield lambda: message.additional_kwargs.update(k=1)
+    yield lambda: message.additional_kwargs.update(k=True)  # equal to 1 in Python
+    yield lambda: message.additional_kwargs.update(k=1.0)
+    yield lambda: message.additional_kwargs.update(k=b"bytes")
+    yield lambda: message.additional_kwargs.update(k=bytearray(b"bytes"))
+    yield lambda: message.response_metadata.update(deep={"list": [1]})
+    yield lambda: message.response_metadata["deep"]["list"].append((2,))
+    yield lambda: setattr(message, "content", [{"type": "text", "text": "a block"}])
+    yield lambda: message.content[0].update(text="another")
+
+
+def fields(message):
+    return [(type(message), repr(message.__dict__), message.model_fields_set, repr(message.__pydantic_extra__))]
+
+
+@pytest.mark.parametrize("at", [3, 70, 119], ids=["in a leaf", "in a later leaf", "at the end"])
+def test_message_changed_in_place_is_saved(pair, at):
+    here, there = pair
+    messages_now = said(119)
+    config = put(here, THREAD, messages_now)
+    messages_now.append(AIMessage("the last", id="last"))
+    config = put(here, config, messages_now, 1)
+    for step, change in enumerate(changed_in_place(messages_now[at]), 2):
+        change()
+        config = put(here, config, messages_now, step)
+        for saver in (here, there):
+            loaded = messages(saver)
+            assert [fields(each) for each in loaded] == [fields(each) for each in messages_now]
+            assert loaded[at] is not messages_now[at]
+
+
+@pytest.mark.parametrize("count", [2, 7, 60])
+def test_two_processes_take_turns_with_messages(pair, count):
+    everything = []
+    for turn in range(0, count, 2):
+        saver = pair[turn // 2 % 3 % 2]  # a process has sometimes two turns in a row
+        found = saver.get_tuple(THREAD)
+        config = THREAD if found is None else found.config
+        listed = [] if found is None else found.checkpoint["channel_values"]["messages"]
+        assert [fields(each) for each in listed] == [fields(each) for each in everything]
+        new = said(count)[turn : turn + 2]
+        config = put(saver, config, [*listed, new[0]], 2 * turn)
+        saver.put_writes(config, [("messages", new[1:])], f"task {turn}")
+        put(saver, config, [*listed, *new], 2 * turn + 1)
+        everything += new
+
+
+def test_messages_with_values_that_cannot_be_kept_are_refused(pair):
+    here, there = pair
+    listed = said(5)
+    config = put(here, THREAD, listed)
+    config = put(here, config, listed, 1)
+    for wrong in (object(), ormsgpack.Ext(1, b"x"), ormsgpack.Fragment(b"\x01")):
+        listed[4].additional_kwargs["k"] = wrong
+        with pytest.raises(backtrail.Invalid):
+            put(here, config, listed, 2)
+        with pytest.raises(backtrail.Invalid):
+            here.put_writes(config, [("messages", listed[4:])], "task")
+    assert [fields(each) for each in messages(there)] == [fields(each) for each in said(5)]
+    assert there.get_tuple(THREAD).pending_writes == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"bytes",
+        bytearray(b"bytes"),
+        (1, [2], {"k": (3,)}),
+        {1: 2, None: [True, 1, 1.0]},
+        "x" * 5_000,
+        [said(1)[0], {"deep": said(2)}],
+        ["y" * 3_000, "z" * 3_000],
+        None,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_task_writes_come_back_exactly(pair, value):
+    here, there = pair
+    config = put(here, THREAD, ["a"])
+    here.put_writes(config, [("one", value), ("two", [value])], "task", "path")
+    assert repr(there.get_tuple(THREAD).pending_writes) == repr([("task", "one", value), ("task", "two", [value])])
 
 
 def test_damage_of_the_newest_row_is_noticed(tmp_path):

@@ -16,6 +16,7 @@ import os
 import re
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from backtrail.engine.namespaces import Above
@@ -107,6 +108,9 @@ class GraphNamespace(NamedTuple):
         return {"configurable": names}
 
 
+_namespace: Final = lru_cache(512)(GraphNamespace)
+
+
 @lru_cache(512)
 def _id_of(namespace: GraphNamespace) -> tuple[str, bool]:
     """Return the id of a namespace's thread, and whether the id contains the whole namespace."""
@@ -163,11 +167,34 @@ def checked_thread_id(thread_id: Any) -> str:
     return _text(thread_id if isinstance(thread_id, str) else str(thread_id), "thread_id")
 
 
+class ConfigPosition(NamedTuple):
+    """The position that a config names: a namespace, a checkpoint in it, and the read that found the checkpoint."""
+
+    fields: Mapping[str, Any]
+    """The `configurable` part of the config."""
+    namespace: GraphNamespace
+    checkpoint_id: str | None
+    run: str = ""
+    """The graph run that passes the config: the run that read its checkpoint, or "" for the one that saved it."""
+    skipped: tuple[str, ...] = ()
+    """The graph runs that this run skipped: it has not seen their writes."""
+
+
+def position_of(config: Any) -> ConfigPosition:
+    """Return the position that a config names."""
+    fields = configurable(config)
+    thread_id, ns, name = fields.get("thread_id"), fields.get("checkpoint_ns"), fields.get("checkpoint_id")
+    if type(thread_id) is not str or not thread_id:
+        thread_id = checked_thread_id(thread_id)
+    namespace = _namespace(thread_id, _text("" if ns is None else ns, "checkpoint_ns"))
+    if type(name) is ReadId:
+        return ConfigPosition(fields, namespace, str.__str__(name) or None, name.run, name.skipped)
+    return ConfigPosition(fields, namespace, None if name is None or name == "" else _text(name, "checkpoint_id"))
+
+
 def namespace_of(config: Any) -> GraphNamespace:
     """Return the namespace that a config names."""
-    fields = configurable(config)
-    ns = fields.get("checkpoint_ns")
-    return GraphNamespace(checked_thread_id(fields.get("thread_id")), _text("" if ns is None else ns, "checkpoint_ns"))
+    return position_of(config).namespace
 
 
 def checkpoint_id_of(config: Any) -> str | None:
@@ -178,29 +205,16 @@ def checkpoint_id_of(config: Any) -> str | None:
 
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise Invalid(f"{field} is a string, not {value!r:.100}", code="invalid.argument")
+        raise Invalid(f"{field} must be a string, not {value!r:.100}", code="invalid.argument")
     return str.__str__(value)  # without a subclass's attributes
 
 
-def run_of(config: Any) -> str:
-    """Return the graph run that passes a config: the run that read its checkpoint, or "" for the one that saved it."""
-    name = configurable(config).get("checkpoint_id")
-    return name.run if isinstance(name, ReadId) else ""
-
-
-def skipped_runs_of(config: Any) -> tuple[str, ...]:
-    """Return the graph runs that the run of a config skipped: it has not seen their writes."""
-    name = configurable(config).get("checkpoint_id")
-    return name.skipped if isinstance(name, ReadId) else ()
-
-
-def is_fork(config: Any, metadata: Mapping[str, Any]) -> bool:
+def is_fork(fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
     """Tell whether a save may make a fork: the config names the parent by id, so later checkpoints may be dropped.
 
     A plain string is an id that the caller named, with one exception: a run of LangGraph passes the id of the
     checkpoint that it saved last, or, at its first step, an id that does not exist.
     """
-    fields = configurable(config)
     parent = fields.get("checkpoint_id")
     if isinstance(parent, ReadId):
         return not parent.is_latest
@@ -208,26 +222,24 @@ def is_fork(config: Any, metadata: Mapping[str, Any]) -> bool:
     return not _is_run(fields) or (isinstance(step, int) and step < 0)
 
 
-def is_first(config: Any, metadata: Mapping[str, Any]) -> bool:
+def is_first(fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint without a parent must be the first of its thread: its run found the thread empty.
 
     Not in a subgraph: a replayed subgraph may start again beside its old checkpoints, and a race of two workers shows
     up as a conflict in the outer graph.
     """
-    fields = configurable(config)
     return (_is_run(fields) or metadata.get("source") == "update") and not fields.get("checkpoint_ns")
 
 
 def _is_run(fields: Mapping[str, Any]) -> bool:
-    return any(str(key).startswith(_RUN_KEY) for key in fields)
+    return any(map(str.startswith, map(str, fields), repeat(_RUN_KEY)))
 
 
-def outer_checkpoint_of(config: Any, metadata: Mapping[str, Any]) -> list[str] | None:
+def outer_checkpoint_of(fields: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str] | None:
     """Return the record of the outer graph's checkpoint for a subgraph's checkpoint; None outside of a subgraph.
 
     It is the outer checkpoint's label, its run, and the runs that this run skipped: see `backtrail.engine.namespaces`.
     """
-    fields = configurable(config)
     parents = metadata.get("parents")
     outer = parents.get("") if isinstance(parents, dict) else None
     if not isinstance(outer, str) or not fields.get("checkpoint_ns"):
@@ -237,9 +249,9 @@ def outer_checkpoint_of(config: Any, metadata: Mapping[str, Any]) -> list[str] |
     return [label_of(outer), ""] if _is_run(fields) else [label_of(outer)]
 
 
-def outer_position_of(config: Any) -> Above | None:
+def outer_position_of(fields: Mapping[str, Any]) -> Above | None:
     """Return the outer graph's checkpoint on which a subgraph's run began; None if the config names none."""
-    parents = configurable(config).get("checkpoint_map")
+    parents = fields.get("checkpoint_map")
     outer = parents.get("") if isinstance(parents, dict) else None
     if not isinstance(outer, str):
         return None

@@ -76,13 +76,15 @@ class GraphThreads:
 
     # -- handles --------------------------------------------------------------------------------------
 
-    def thread(self, namespace: GraphNamespace, *, aside: bool = False) -> Thread[Any]:
+    def thread(
+        self, namespace: GraphNamespace, *, aside: bool = False, types: tuple[Any, ...] | None = None
+    ) -> Thread[Any]:
         """Return the handle of a namespace's thread, which all callers share. Write with `row_writes`."""
-        return self.handle(namespace.id, aside=aside).thread
+        return self.handle(namespace.id, aside=aside, types=types).thread
 
-    def handle(self, name: str, *, aside: bool) -> ThreadHandle:
-        """Return the shared handle of a thread."""
-        handles, types = self._handles, self.allowed.types
+    def handle(self, name: str, *, aside: bool, types: tuple[Any, ...] | None = None) -> ThreadHandle:
+        """Return the shared handle of a thread. `types` are the allowed types, if the caller has them."""
+        handles, types = self._handles, self.allowed.types if types is None else types
         handle = handles.get((name, aside))
         if handle is None or handle.types is not types:
             lock = threading.Lock() if handle is None else handle.lock

@@ -8,12 +8,13 @@ have such headers, and the state stores only what changed.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 from langgraph.checkpoint.base import get_checkpoint_metadata
 
-from backtrail.adapters.langgraph.config import GraphNamespace, label_of, outer_checkpoint_of, run_of
+from backtrail.adapters.langgraph.config import GraphNamespace, outer_checkpoint_of
 from backtrail.adapters.plain_values import packed_plain, plain_data
 from backtrail.engine.adapter_labels import MARK
 from backtrail.engine.asides import RUN
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from backtrail import Checkpoint
+    from backtrail.adapters.langgraph.config import ConfigPosition
 
 KEY: Final = MARK
 DELTA_COUNTERS: Final = "counters_since_delta_snapshot"
@@ -49,33 +51,35 @@ class CheckpointHeader(NamedTuple):
 
 
 def encode_header(
-    namespace: GraphNamespace,
+    position: ConfigPosition,
     config: Any,
     checkpoint: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    parent: str | None,
     *,
+    label: str,
     outer: list[str] | None = None,
 ) -> tuple[dict[str, Any] | bytes, dict[str, Any] | None]:
     """Return the metadata of a checkpoint's row, and the part of the header for the state; None if all fits the row.
 
-    Plain metadata that fit are returned as their bytes.
+    `label` is the label of the row. Plain metadata that fit are returned as their bytes.
     """
-    name = str.__str__(checkpoint["id"])
-    own: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))  # type: ignore[arg-type]
+    given: Any = {"metadata": _flat(config.get("metadata")), "configurable": position.fields}
+    own: dict[str, Any] = dict(get_checkpoint_metadata(given, metadata))  # type: ignore[arg-type]
     if KEY in own or RUN in own or KEY in checkpoint["channel_values"]:
         raise Invalid(f"{KEY!r} and {RUN!r} are reserved: rename the metadata key or channel", code="invalid.argument")
-    fields = {key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")}
-    header: dict[str, Any] = {"parent": parent}
-    if label_of(name) != name:
+    fields = {**checkpoint}
+    name = str.__str__(fields.pop("id"))
+    del fields["channel_values"]
+    namespace, run = position.namespace, {RUN: position.run} if position.run else {}
+    header: dict[str, Any] = {"parent": position.checkpoint_id}
+    if label != name:
         header["id"] = name
-    if (under := outer or outer_checkpoint_of(config, metadata)) is not None:
+    if namespace.ns and (under := outer or outer_checkpoint_of(position.fields, metadata)) is not None:
         header["under"] = under
     if not namespace.is_in_id:
         header["place"] = list(namespace)
     if isinstance(counters := own.get(DELTA_COUNTERS), dict):
         header["held"] = [channel for channel in counters if channel in checkpoint["channel_values"]]
-    run = {RUN: its} if (its := run_of(config)) else {}
     packed = packed_plain({**own, **run, KEY: {**header, "rest": fields}})
     if packed is not None and len(packed) <= _METADATA_MAX:
         return packed, None
@@ -86,6 +90,16 @@ def encode_header(
     if _size({**own, KEY: header}) <= _METADATA_MAX:
         return {**own, **run, KEY: header}, {"rest": fields}
     return {**run, KEY: header}, {"rest": fields, "metadata": own}
+
+
+def _flat(mapping: Any) -> Any:
+    """Return a mapping of LangGraph's, whose items take many calls to read, as a dict."""
+    if type(mapping) is not ChainMap:
+        return mapping
+    flat: dict[Any, Any] = {}
+    for each in reversed(mapping.maps):
+        flat.update(each)
+    return flat
 
 
 def _size(value: Any) -> int:

@@ -27,10 +27,8 @@ from backtrail.adapters.langgraph.config import (
     is_first,
     is_fork,
     label_of,
-    namespace_of,
     outer_position_of,
-    run_of,
-    skipped_runs_of,
+    position_of,
 )
 from backtrail.adapters.langgraph.delta_channels import delta_history
 from backtrail.adapters.langgraph.graph_threads import GraphThreads
@@ -93,60 +91,60 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint on top of its parent; `Conflict` if another worker saved there first."""
-        return self._learning(
-            checkpoint["channel_values"], lambda: self._put(config, checkpoint, metadata, new_versions)
-        )
+        values = checkpoint["channel_values"]
+        return self._learning(values, self._put, config, checkpoint, metadata, new_versions)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save the writes of a task on a checkpoint."""
-        namespace, name = namespace_of(config), checkpoint_id_of(config)
+        _, namespace, name, run, skipped = position_of(config)
         if name is None:
             raise Invalid("the config names no checkpoint: pass checkpoint_id with the writes", code="invalid.argument")
-        task = GraphTask(name, task_id, task_path, run_of(config), skipped_runs_of(config))
         pairs = list(writes)
-        self._learning(pairs, lambda: self._put_writes(namespace, task, pairs))
+        self._learning(pairs, self._put_writes, namespace, GraphTask(name, task_id, task_path, run, skipped), pairs)
 
-    def _learning(self, value: Any, save: Callable[[], T]) -> T:
-        """Save a value. If the store refuses a class in it, allow that class and save again."""
+    def _learning(self, value: Any, save: Callable[..., T], *args: Any) -> T:
+        """Save a value with the allowed types. If the store refuses a class in it, allow that class and save again."""
         allowed = self._threads.allowed
         types = allowed.types
         try:
-            return save()
+            return save(types, *args)
         except Invalid as error:
             if error.code == "invalid.value":
                 allowed.learn(value)
             if allowed.types is types:  # no class was added, so a second save would fail, too
                 raise
-        return save()
+        return save(allowed.types, *args)
 
     def _put(
         self,
+        types: tuple[Any, ...],
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        threads, namespace, parent = self._threads, namespace_of(config), checkpoint_id_of(config)
+        threads, position = self._threads, position_of(config)
+        fields, namespace, parent, _, _ = position
         is_update = namespace.ns and parent is not None and metadata.get("source") in ("update", "fork")
         updated = threads.named(namespace, parent) if is_update and parent is not None else None
-        row_metadata, large = encode_header(
-            namespace, config, checkpoint, metadata, parent, outer=None if updated is None else updated.header.outer
-        )
         name = checkpoint["id"]
-        row: dict[str, Any] = {"label": label_of(name), "metadata": row_metadata}
+        label, outer = label_of(name), None if updated is None else updated.header.outer
+        row_metadata, large = encode_header(position, config, checkpoint, metadata, label=label, outer=outer)
+        row: dict[str, Any] = {"label": label, "metadata": row_metadata}
         more = {} if large is None else {KEY: large}
-        forks = parent is not None and is_fork(config, metadata)
+        forks = parent is not None and is_fork(fields, metadata)
         base = threads.named(namespace, parent) if parent is not None and forks else None
         if parent is None or (forks and base is None):
-            first = parent is None and is_first(config, metadata)
+            first = parent is None and is_first(fields, metadata)
             self._begin(namespace, {**checkpoint["channel_values"], **more}, row, first=first)
             return namespace.config(str(name))
         versions = None if base is None else base.header.fields.get("channel_versions")
         state, changed = _changed_channels(checkpoint, new_versions, versions)
         on: dict[str, Any] = {"expect": label_of(parent)} if base is None else {"onto": base.row}
-        save_checkpoint(threads.thread(namespace), {**state, **more}, changed=[*changed, KEY], **on, **row)
+        thread = threads.thread(namespace, types=types)
+        save_checkpoint(thread, {**state, **more}, changed=[*changed, KEY], **on, **row)
         return namespace.config(str(name))
 
     def _begin(self, namespace: GraphNamespace, state: dict[str, Any], row: dict[str, Any], *, first: bool) -> None:
@@ -158,8 +156,10 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
             raise Conflict(text, code="conflict.exists", actual=head.id)
         save_checkpoint(thread, state, expect=NEW if first else None, **row)
 
-    def _put_writes(self, namespace: GraphNamespace, task: GraphTask, writes: Sequence[tuple[str, Any]]) -> None:
-        aside, _, lock = self._threads.handle(namespace.id, aside=True)
+    def _put_writes(
+        self, types: tuple[Any, ...], namespace: GraphNamespace, task: GraphTask, writes: Sequence[tuple[str, Any]]
+    ) -> None:
+        aside, _, lock = self._threads.handle(namespace.id, aside=True, types=types)
         is_locked = lock.acquire(timeout=_WRITES_TIMEOUT)
         try:
             save_writes(aside, task, writes)
@@ -171,14 +171,14 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names by its id, else the latest of its thread; None if there is none."""
-        threads, namespace, name = self._threads, namespace_of(config), checkpoint_id_of(config)
+        threads = self._threads
+        fields, namespace, name, _, asked_without = position_of(config)
         if name is None:
-            checkpoint, skipped, is_latest = threads.latest(
-                namespace, outer_position_of(config) if namespace.ns else None
-            )
+            outer = outer_position_of(fields) if namespace.ns else None
+            checkpoint, skipped, is_latest = threads.latest(namespace, outer)
         else:
             checkpoint, skipped, _ = threads.named_with_skipped(namespace, name)
-            skipped, is_latest = skipped | frozenset(skipped_runs_of(config)), False
+            skipped, is_latest = skipped.union(asked_without), False
         if checkpoint is None:
             return None
         row, header = checkpoint
@@ -240,7 +240,7 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return, for each delta channel, its last stored value and the writes since, for LangGraph to compute it."""
-        namespace, name = namespace_of(config), checkpoint_id_of(config)
+        _, namespace, name, _, _ = position_of(config)
         checkpoint = self._threads.head(namespace) if name is None else self._threads.named(namespace, name)
         return delta_history(self._threads, checkpoint, channels)
 

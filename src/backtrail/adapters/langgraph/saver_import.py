@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from backtrail.adapters.imports import Skipped, Undecodable, dated_writes
 from backtrail.adapters.langgraph.allowed_types import AllowedTypes
-from backtrail.adapters.langgraph.config import GraphNamespace, label_of
+from backtrail.adapters.langgraph.config import ConfigPosition, GraphNamespace, label_of
 from backtrail.adapters.langgraph.decoder import SaverDecoder, metadata_of
 from backtrail.adapters.langgraph.headers import KEY, encode_header, read_header
 from backtrail.adapters.langgraph.saver_databases import opened
@@ -155,12 +155,14 @@ class _ThreadImport:
             self._times[each.ns, each.id] = at
         self._set_clock(each.ns, each.id)
         namespace = GraphNamespace(self._thread_id, each.ns)
-        row_metadata, large = encode_header(namespace, namespace.config(each.id), value, metadata, each.parent)
+        config, label = namespace.config(each.id), label_of(each.id)
+        position = ConfigPosition(config["configurable"], namespace, each.parent)
+        row_metadata, large = encode_header(position, config, value, metadata, label=label)
         state = dict(value["channel_values"])
         if large is not None:
             state[KEY] = large
         onto = None if each.parent is None or each.parent not in in_store else label_of(each.parent)
-        save_checkpoint(self._thread(each.ns), state, label_of(each.id), row_metadata, onto=onto)
+        save_checkpoint(self._thread(each.ns), state, label, row_metadata, onto=onto)
         in_store.add(each.id)
 
     def _set_head(self, ns: str, name: str) -> None:

@@ -59,9 +59,12 @@ def save_writes(aside: Thread[Any], task: GraphTask, writes: Sequence[tuple[str,
     if not pairs:
         return
     metadata = {RUN: task.run, **({_SKIPPED: list(task.skipped)} if task.skipped else {})} if task.run else None
+    path, channels = task.path if type(task.path) is str else plain(task.path), [channel for channel, _ in pairs]
+    values = [value for _, value in pairs] if set(map(type, [path, *channels])) == {str} else None
     try:
-        state = {plain(task.task_id): [plain(task.path), pairs]}
-        save_alone(aside, state, label_of(task.checkpoint_id), packed_plain(metadata) if metadata else None)
+        state = {plain(task.task_id): [path, pairs]}
+        packed = packed_plain(metadata) if metadata else None
+        save_alone(aside, state, label_of(task.checkpoint_id), packed, values=values)
     except Invalid as error:
         raise _with_channel(error, pairs) from error
 
