@@ -1049,22 +1049,19 @@ class TestGroup:
         ended = commit.end
 
         class Liar:
-            def __init__(self, connection):
-                self.connection = connection
+            def __init__(self, cursor):
+                self.cursor = cursor
+                self.connection = cursor.connection
                 self.lies = 1
 
             def execute(self, statement, parameters=None):
-                done = self.connection.execute(statement, parameters)
+                done = self.cursor.execute(statement, parameters)
                 if self.lies and statement == "COMMIT":
                     self.lies -= 1
                     raise apsw.exception_for(apsw.SQLITE_IOERR)
                 return done
 
-            in_transaction = False
-
-        monkeypatch.setattr(
-            "backtrail.backends.sqlite.commit.end", lambda connection, *rest: ended(Liar(connection), *rest)
-        )
+        monkeypatch.setattr("backtrail.backends.sqlite.commit.end", lambda cursor, *rest: ended(Liar(cursor), *rest))
         with backend.group():
             backend.commit(Batch(rows=((no, row(2)), (no, row(3))), hide=((no, 2),)))
             if removed:  # what a group wrote and took away again is no sign that it did not happen

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import backtrail
+from backtrail.backends.sqlite import backend
 from backtrail.errors import NotFound
 
 
@@ -76,3 +77,20 @@ def test_store_that_is_put_back_works(tmp_path):
             each.rename(each.with_name(each.name.removeprefix("moved-")))
         store.thread("t").save({"n": 3})
         assert [checkpoint.state for checkpoint in store.thread("t").history()] == [{"n": 1}, {"n": 3}]
+
+
+def test_file_overwritten_while_it_is_opened_is_noticed(tmp_path, monkeypatch):
+    path, other = tmp_path / "agents.db", tmp_path / "other.db"
+    for each in (path, other):
+        with backtrail.open(each) as store:
+            store.thread("t").save({"in": each.name})
+    connect = backend.open_store
+
+    def connect_too_early(*args, **options):
+        database = connect(*args, **options)
+        shutil.copyfile(other, path)
+        return database
+
+    monkeypatch.setattr(backend, "open_store", connect_too_early)
+    with pytest.raises(NotFound), backtrail.open(path) as store:
+        store.thread("t").load()

@@ -64,25 +64,26 @@ def row_columns(key: int, row: Row) -> tuple[Any, ...]:
 
 
 # -- one batch ----------------------------------------------------------------------------------
-def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
+def commit(cursor: apsw.Cursor, batch: Batch) -> tuple[int, ...]:
     """Write the batch and return the numbers of its new threads, or write nothing and raise."""
+    connection = cursor.connection
     try:
         if is_one_row(batch):  # the most common kind: one statement is its own transaction
             ((thread, row),) = batch.rows
             key = key_of(thread, row.seq)
             try:
-                end(connection, batch, _APPEND_ROW, row_columns(key, row))
+                end(cursor, batch, _APPEND_ROW, row_columns(key, row))
             except apsw.ConstraintError as error:
                 _refuse(connection, key, error)
             return ()
         if _is_row_after(batch):
-            _append_after(connection, batch)
+            _append_after(cursor, batch)
             return ()
         connection.execute("BEGIN IMMEDIATE")
         _check(connection, batch)
         numbers = _write(connection, batch)
         _check_tags(connection, batch)
-        end(connection, batch, "COMMIT")
+        end(cursor, batch, "COMMIT")
     except (Stale, Vanished, MissingChunks):
         roll_back(connection)
         # A repeated batch is refused because its own rows exist: that is a success.
@@ -98,16 +99,16 @@ def _is_row_after(batch: Batch) -> bool:
     return len(batch.newest) == 1 and batch.newest[0][1] > 0 and is_one_row(batch._replace(newest=()))
 
 
-def _append_after(connection: apsw.Connection, batch: Batch) -> None:
+def _append_after(cursor: apsw.Cursor, batch: Batch) -> None:
     ((thread, row),) = batch.rows
     (required,) = batch.newest
     key, required_key = key_of(thread, row.seq), key_of(*required)
     try:
-        end(connection, batch, SQL["append_row_if_newest"], (*row_columns(key, row), required_key))
+        end(cursor, batch, SQL["append_row_if_newest"], (*row_columns(key, row), required_key))
     except apsw.ConstraintError as error:
-        if not connection.execute(SQL["is_newest"], (required_key,)).get:
+        if not cursor.execute(SQL["is_newest"], (required_key,)).get:
             raise Stale from error
-        _refuse(connection, key, error)
+        _refuse(cursor.connection, key, error)
 
 
 def _take(connection: apsw.Connection, batch: Batch) -> tuple[tuple[int, ...], bool]:
@@ -256,7 +257,7 @@ def _committed(connection: apsw.Connection, batch: Batch) -> tuple[int, ...] | N
     return tuple(numbers)
 
 
-def end(connection: apsw.Connection, batch: Batch, statement: str, parameters: Sequence[object] | None = None) -> None:
+def end(cursor: apsw.Cursor, batch: Batch, statement: str, parameters: Sequence[object] | None = None) -> None:
     """Run the statement that makes the batch durable; raise if it is not, `CommitUnknown` if that is unknown.
 
     When the WAL cannot be synced, SQLite reports an error and forgets the transaction, but its frames may have
@@ -264,8 +265,9 @@ def end(connection: apsw.Connection, batch: Batch, statement: str, parameters: S
     is durable, the failed one is certainly absent.
     """
     try:
-        connection.execute(statement, parameters)
+        cursor.execute(statement, parameters)
     except apsw.IOError as failure:
+        connection = cursor.connection
         try:
             roll_back(connection)
             connection.execute("BEGIN IMMEDIATE")
@@ -376,7 +378,7 @@ class SqliteGroup:
                 raise self._lost
             if self._connection is not None:
                 self._refuse_if_forked()
-                end(self._connection, self._sign, "COMMIT")
+                end(self._connection.cursor(), self._sign, "COMMIT")
         except apsw.Error as error:
             raise translated(error, self._shared.path) from error
         finally:

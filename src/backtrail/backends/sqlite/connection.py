@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import apsw
@@ -86,6 +85,7 @@ class SharedConnection:
         "_closed",
         "_connect",
         "_connection",
+        "_cursor",
         "_idle",
         "_immutable",
         "_lock",
@@ -160,13 +160,13 @@ class SharedConnection:
         finally:
             lock.release()
 
-    def write(self, work: Callable[[apsw.Connection, V], T], value: V) -> T:
-        """Return `work(connection, value)`, which writes."""
+    def write(self, work: Callable[[apsw.Cursor, V], T], value: V) -> T:
+        """Return `work(cursor, value)`, which writes. The cursor is the same each time: to make one takes longer."""
         connection, lock = self._acquire(), self._lock
         try:
             if self.planted or self.log is None or not self.log.is_prepared:
                 self.prepare_write()
-            return work(connection, value)
+            return work(self._cursor, value)
         except apsw.Error as error:
             raise self._failure(connection, error) from error
         except BaseException:
@@ -308,9 +308,12 @@ class SharedConnection:
                 "fork when nothing is being written",
                 code="unavailable.forked",
             )
-        self.refuse_other(_file_at(self.path))  # a child process opens it again
+        stamp = _stamp_at(self.path)
+        self.refuse_other(stamp and stamp[:2])  # a child process opens it again
         self._connection, self.log, self._immutable, self.planted = self._connect()
-        self.file = self.file or _file_at(self.path)
+        self._cursor = self._connection.cursor()
+        self._stamp = stamp or (0, 0, 0, 0)  # of before: a file put in its place since then is noticed
+        self.file = self.file or ((stamp := _stamp_at(self.path)) and stamp[:2])
         return self._connection
 
     def _reopen(self, connection: apsw.Connection) -> apsw.Connection:
@@ -356,7 +359,7 @@ class SharedConnection:
         Closing it would roll back, which would affect the parent's transaction. So it is never closed, not even when
         the interpreter ends, and this process opens no other connection to the file.
         """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._cursor))  # it refers to its connection
         self._connection = self.log = None
         self._lock = threading.RLock()
         _abandoned.add(self.path)
@@ -383,12 +386,12 @@ def is_open(path: str) -> bool:
         return any(shared.path == path and shared.is_open for shared in opened)
 
 
-def _file_at(path: str) -> tuple[int, int] | None:
+def _stamp_at(path: str) -> tuple[int, int, int, int] | None:
     try:
-        stat = Path(path).stat()
+        stat = os.stat(path)  # noqa: PTH116
     except OSError:
         return None
-    return stat.st_dev, stat.st_ino
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 # Files whose connection was in use when this process was forked off.

@@ -198,11 +198,14 @@ def _connect(path: str, options: str, flags: int, busy_timeout: float) -> apsw.C
 # -- identity and format ------------------------------------------------------------------------
 def format_of(connection: apsw.Connection, path: str) -> int:
     """Return the format of a store, 0 for an empty database; `Invalid` if it is of another program or too new."""
-    owner, version, tables = connection.execute(SQL["identity"]).get
-    if owner != APPLICATION_ID:
-        if owner or version or tables:
-            raise _not_ours(path)
-        return 0
+    if connection.pragma("application_id") == APPLICATION_ID:  # without the schema, which the statement reads
+        version = connection.pragma("user_version")
+    else:
+        owner, version, tables = connection.execute(SQL["identity"]).get
+        if owner != APPLICATION_ID:
+            if owner or version or tables:
+                raise _not_ours(path)
+            return 0
     version = format_in(version)
     if version > len(STEPS):
         raise Invalid(
