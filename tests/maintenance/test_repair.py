@@ -124,6 +124,8 @@ class TestSqlite:
             furnish(store)
         with sqlite(path) as connection:
             connection.execute("DELETE FROM thread WHERE no = 1")
+        with backtrail.open(path, read_only=True) as store:
+            assert [info.id for info in store.threads()] == ["large"]
         self.repaired(path, "7 rows belong to no thread: a repair removes them for good")
         with sqlite(path) as connection:
             assert connection.execute("SELECT count(*) FROM row WHERE key >> 32 = 1").get == 0

@@ -6,7 +6,7 @@ deleted thread continues with the next seq, so an old handle cannot bring the th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from backtrail.backends.port import Batch, Stale, Vanished
 from backtrail.engine import log, rows, throttle
@@ -17,7 +17,7 @@ from backtrail.engine.writer import with_retries
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.reader import LogReader
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Tagged = dict[int, tuple[str, ...]]
 """Checkpoints of a thread, by seq, with their tags."""
+
+
+class Doomed(NamedTuple):
+    """Checkpoints of a thread that are to be hidden."""
+
+    tip: Tip
+    pins: dict[int, tuple[bytes, ...]]
+    """The pins of the thread, read before the choice: a pin that is added later makes the commit fail."""
+    seqs: Tagged
 
 
 class HeadMover:
@@ -189,17 +198,28 @@ class HeadMover:
         paced = throttle.Upkeep()
 
         def attempt(tip: Tip) -> Tagged:
-            no, newest = tip.record.no, tip.newest
-            pins = self._backend.pins(no)  # read first: a pin added after `choose` makes the commit fail
+            newest = tip.newest
+            pins = self._backend.pins(tip.record.no)  # read first: a pin added after `choose` makes the commit fail
             for part in throttle.slices([(seq, tags) for seq, tags in choose(tip).items() if seq != newest.head]):
-                hide, tags = tuple((no, seq) for seq, _ in part), tuple((no, *each) for each in part)
-                same = tuple((no, seq, pins.get(seq, ())) for seq, _ in part)
                 with paced.write():
-                    self._backend.commit(Batch(newest=((no, newest.seq),), tags=tags, pins=same, hide=hide))
+                    self.hide_all([Doomed(tip, pins, dict(part))])
                 hidden.update(part)
             return hidden
 
         return self._existing(key, attempt, hidden)
+
+    def hide_all(self, doomed: Sequence[Doomed]) -> None:
+        """Hide checkpoints of several threads in one commit; `Stale` if one of the threads or tags has changed."""
+        each = [
+            (tip.record.no, seq, tags, pins.get(seq, ())) for tip, pins, seqs in doomed for seq, tags in seqs.items()
+        ]
+        batch = Batch(
+            newest=tuple((tip.record.no, tip.newest.seq) for tip, _, _ in doomed),
+            tags=tuple((no, seq, tags) for no, seq, tags, _ in each),
+            pins=tuple((no, seq, pins) for no, seq, _, pins in each),
+            hide=tuple((no, seq) for no, seq, _, _ in each),
+        )
+        self._backend.commit(batch)
 
     def tag(self, record: ThreadRecord, seq: int, add: Iterable[str], remove: Iterable[str]) -> None:
         """Add tags to a checkpoint and remove others."""

@@ -1,9 +1,9 @@
 """Retention: which checkpoints are hidden, by the store's options at each save, and by `Rules` when a thread is pruned.
 
 The head and pinned checkpoints always stay. Labelled and tagged checkpoints stay, unless the rules say otherwise.
-Checkpoints in view and out of view are counted apart, so that neither group displaces the other. Order comes from the
-log, age and dates from the clock of the writer: the newest checkpoint of a day is the last one in the log with that
-date. Hours, days and weeks are in UTC.
+Checkpoints in view and out of view are counted separately, so that neither group displaces the other. The log gives
+the order; the writer's clock gives ages and dates. So the newest checkpoint of a day is the last one in the log with
+that date. Hours, days and weeks are in UTC.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Sorted(NamedTuple):
 
 
 def _places(reader: LogReader, tip: Tip, rows: list[Row]) -> Iterator[tuple[int, Row]]:
-    """Yield each checkpoint with its index from the newest. Checkpoints in view and out of view are counted apart."""
+    """Yield each checkpoint with its index from the newest. It counts those in view and out of view separately."""
     view = reader.view(tip)
     yield from enumerate(row for row in rows if log.contains(view, row.seq))
     yield from enumerate(row for row in rows if not log.contains(view, row.seq))
@@ -101,7 +101,7 @@ def _exempt(reader: LogReader, record: ThreadRecord, rows: list[Row], new: Row) 
 
 
 def few(reader: LogReader, record: ThreadRecord, rules: Rules) -> int | None:
-    """Return the number of a thread's checkpoints if `keep_last` keeps them all, else None. Reads few rows for it."""
+    """Return the number of a thread's checkpoints if `keep_last` keeps them all, else None. This reads few rows."""
     newest = reader.backend.newest(record.no)
     if newest is None or rules.keep_last is None:
         return 0 if newest is None else None
@@ -146,8 +146,8 @@ def sort_out(
 ) -> Sorted:
     """Return which checkpoints of a thread the rules hide and keep, with the reasons.
 
-    The seqs in `named` and seqs above `until` stay. Damaged rows stay, too, because their time is unknown; they do not
-    count towards the limits of the rules.
+    A checkpoint stays if its seq is in `named` or above `until`. Damaged rows stay, too, because their time is unknown.
+    They do not count towards the limits of the rules.
     """
     found = _all(reader, tip)
     rows = [row for row in found if log.is_sound(row, tip.record.uid)]

@@ -13,8 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
-from backtrail.engine import adapter_labels, journal, log, manifests, retention
+from backtrail.backends.port import Stale
+from backtrail.engine import adapter_labels, journal, log, manifests, retention, throttle
 from backtrail.engine.asides import ASIDE
+from backtrail.engine.head import Doomed
 from backtrail.engine.retention import Rules, Sorted
 from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.path import Path
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from backtrail.transaction import Engine, Session
 
 
+_MANY: Final = throttle.SLICE // 2
+"""How many checkpoints of several threads are enough for a commit; one commit then hides less than a slice."""
 T = TypeVar("T")
 _THREAD: Final = "thread"
 _RUNS: Final = 10_000
@@ -231,6 +235,13 @@ class Account:
             self._kept.append(_ThreadPart(record.uid, record.name, record.space, seqs, reasons))
             self._count(sorted_rows)
 
+    def add_pruned(self, record: ThreadRecord, sorted_rows: Sorted) -> None:
+        """Add a thread that was pruned, and may have kept all its checkpoints."""
+        if sorted_rows.gone:
+            self.add(record, sorted_rows)
+        else:
+            self.add_unchanged(sorted_rows)
+
     def settle(self, record: ThreadRecord, decision: Idle, *, alone: bool) -> None:
         """Add the decision about an idle thread; `alone` means that the policy has no rules for single checkpoints."""
         if decision.seqs is not None:
@@ -302,15 +313,23 @@ def prune(
     account = Account(rules, dry_run=dry_run)
     holders, keepers = manifests.PinIndex(reader), manifests.PinIndex(reader, of_heads=False)
     workers = _Workers(reader)
+    pending = _Pending(engine, rules, account, holders)
     if rules.idle is not None and journal.RUN in spaces:
         spaces = (*spaces, journal.SPACE)  # a run without checkpoints is known by its journal alone
     for count, record in enumerate(_selected(reader, spaces, agent, threads), 1):
         try:
-            _prune(engine, record, rules, account, holders=holders, keepers=keepers, workers=workers, dry_run=dry_run)
+            _prune(engine, record, rules, account, pending, keepers=keepers, workers=workers, dry_run=dry_run)
         except Corrupt:  # the head is unknown
             account.add_damaged(record)
+        if pending.rows >= _MANY:
+            pending.write()
         if progress:
-            progress("threads", count)
+            try:
+                progress("threads", count)
+            except BaseException:
+                pending.write()  # these threads were reported
+                raise
+    pending.write()
     return account.report()
 
 
@@ -319,50 +338,92 @@ def _prune(
     record: ThreadRecord,
     rules: Rules,
     account: Account,
+    pending: _Pending,
     *,
-    holders: manifests.PinIndex,
     keepers: manifests.PinIndex,
     workers: _Workers,
     dry_run: bool,
 ) -> None:
     """Delete one thread if it is idle, or prune its checkpoints; add the result to the account."""
     if rules.idle is not None:
+        pending.write()
         decision = remove_idle(engine, record, rules, keepers, dry_run=dry_run, workers=workers)
         alone = record.space == journal.SPACE or not rules.prunes
         account.settle(record, decision, alone=alone)
         if not decision.why or alone:
             return
-    few = retention.few(engine.session.reader, record, rules)
-    pruned = None if few is not None else _prune_checkpoints(engine, record, rules, holders, dry_run=dry_run)
-    if pruned is not None and pruned.gone:
-        account.add(record, pruned)
+    reader = engine.session.reader
+    few = retention.few(reader, record, rules)
+    tip = reader.tip_of(record) if few is None else None
+    if tip is None:
+        account.add_unchanged(why=f"newest {rules.keep_last}", count=few or 0)
+    elif dry_run:
+        account.add_pruned(record, retention.sort_out(reader, tip, rules, pending.holders))
     else:
-        account.add_unchanged(pruned, why=f"newest {rules.keep_last}", count=few or 0)
+        pending.add(tip)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------------
 
 
-def _prune_checkpoints(
-    engine: Engine, record: ThreadRecord, rules: Rules, holders: manifests.PinIndex, *, dry_run: bool
-) -> Sorted | None:
-    """Prune the checkpoints of one thread; return the removed and the kept ones. None: there is no such thread."""
-    reader = engine.session.reader
-    result: Sorted | None = None
+class _Pending:
+    """The checkpoints of several threads that are to be hidden in one commit, so that few commits wait for the disk."""
 
-    def choose(tip: Tip) -> Tagged:
-        nonlocal result
-        result = retention.sort_out(reader, tip, rules, holders)
-        return result.gone
+    def __init__(self, engine: Engine, rules: Rules, account: Account, holders: manifests.PinIndex) -> None:
+        self._reader = engine.session.reader
+        self._mover = engine.session.mover
+        self._rules = rules
+        self._account = account
+        self.holders = holders
+        self._threads: list[tuple[Doomed, Sorted]] = []
+        self.rows = 0
+        """How many checkpoints are to be hidden."""
+        self._pace = throttle.Upkeep()
 
-    if dry_run:
-        tip = reader.tip_of(record)
-        if tip is not None:
-            choose(tip)
-    else:
-        hidden = engine.session.mover.hide(ThreadKey(record.space, record.name, record.agent), choose)
-        result = result and result._replace(gone=dict(sorted(hidden.items())))
-    return result
+    def add(self, tip: Tip) -> None:
+        """Choose the checkpoints of a thread, and hide them later; if there are many, hide them now, in slices."""
+        pins = self._reader.backend.pins(tip.record.no)  # before the choice
+        chosen = retention.sort_out(self._reader, tip, self._rules, self.holders)
+        size = len(chosen.gone)
+        if not size:
+            self._account.add_unchanged(chosen)
+        elif size > _MANY:
+            self._prune_one(tip)
+        else:
+            self._threads.append((Doomed(tip, pins, chosen.gone), chosen))
+            self.rows += size
+
+    def write(self) -> None:
+        """Hide the chosen checkpoints, and add their threads to the account."""
+        threads, self._threads, self.rows = self._threads, [], 0
+        if not threads:
+            return
+        try:
+            with self._pace.write():
+                self._mover.hide_all([each for each, _ in threads])
+        except Stale:
+            for each, _ in threads:
+                self._prune_one(each.tip)
+        else:
+            for each, chosen in threads:
+                self._account.add(each.tip.record, chosen)
+
+    def _prune_one(self, known: Tip) -> None:
+        """Prune one thread as of a tip: what was saved since stays. Try again if another writer changes it."""
+        record = known.record
+        result = Sorted({}, [])
+
+        def choose(_: Tip) -> Tagged:
+            nonlocal result
+            result = retention.sort_out(self._reader, known, self._rules, self.holders)
+            return result.gone
+
+        try:
+            hidden = self._mover.hide(ThreadKey(record.space, record.name, record.agent), choose)
+        except Corrupt:  # the head is unknown
+            self._account.add_damaged(record)
+        else:
+            self._account.add_pruned(record, result._replace(gone=dict(sorted(hidden.items()))))
 
 
 def _selected(reader: LogReader, spaces: tuple[str, ...], agent: Any, threads: Any) -> Iterator[ThreadRecord]:

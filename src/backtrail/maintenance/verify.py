@@ -4,7 +4,7 @@ Rows have checksums, states have root hashes, chunks have digests. Verification 
 the lookups and listings of threads, the search index, and the pointers of agent checkpoints.
 
 This module only reads. `ThreadDamage` and `AgentDamage` describe the damage of one thread and of one agent's
-checkpoints. `repair` works from them, and a report lists the steps of a repair from them.
+checkpoints. `repair` reads them to mend the damage, and `report` reads them to list the steps of a repair.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ThreadDamage:
     last: int = 0
     """The seq of the newest row if the index knows it and the row is missing; else 0."""
     created_at: int | None = None
-    """If the record's creation time is impossible: the time that a repair sets, of the first sound row, or now."""
+    """The creation time that a repair sets, if the record's is impossible: that of the first sound row, or now."""
 
     @property
     def sound(self) -> bool:
@@ -113,7 +113,7 @@ def examine(reader: StoreReader, progress: Progress = None) -> Findings:
     _scan_threads(reader, findings, good, progress)
     lost = {(each.record.space, each.record.name): each.lost for each in findings.damaged}
     findings.agents = list(check_agents(reader, lost))
-    findings.misindexed = list(misindexed(reader))
+    findings.misindexed = list(misindexed(reader, progress))
     _scan_chunks(reader, findings, good, progress)
     return findings
 
@@ -122,8 +122,10 @@ def examine(reader: StoreReader, progress: Progress = None) -> Findings:
 
 
 def _scan_threads(reader: StoreReader, findings: Findings, good: set[bytes], progress: Progress) -> None:
-    listed = _listed(reader)
+    listed: dict[str, set[tuple[int, int]]] = {}
     for record in gc.threads(reader):
+        if record.space not in listed:
+            listed[record.space] = _listed(reader, record.space)
         findings.threads += 1
         before = findings.checkpoints
 
@@ -139,7 +141,7 @@ def _scan_threads(reader: StoreReader, findings: Findings, good: set[bytes], pro
         findings.checkpoints += count if record.space != manifests.SPACE else 0
         if damage is not None:
             findings.damaged.append(damage)
-        findings.faults += _misfiled(reader, record, listed)
+        findings.faults += _misfiled(reader, record, listed[record.space])
 
 
 def scan_thread(
@@ -257,11 +259,11 @@ class _ThreadScan:
         return True
 
 
-def _listed(reader: StoreReader) -> set[tuple[int, int]]:
-    """Return (number, newest seq) of every thread that `Reader.threads` lists."""
+def _listed(reader: StoreReader, space: str) -> set[tuple[int, int]]:
+    """Return (number, newest seq) of every thread of a name space that `Reader.threads` lists."""
     entries: set[tuple[int, int]] = set()
     after: tuple[int, int] | None = None
-    while page := reader.backend.threads(space=None, agent=None, prefix=None, after=after, limit=_PAGE):
+    while page := reader.backend.threads(space=space, agent=None, prefix=None, after=after, limit=_PAGE):
         page_entries = {(record.no, newest.seq) for record, newest in page}
         if page_entries <= entries:
             break  # a damaged row made a cursor that repeats a page: `_is_listed` looks up the other threads
@@ -459,9 +461,11 @@ def _changed(pointers: Mapping[Names, Pointer], tips: list[ThreadTip]) -> list[T
 # -- the rest -----------------------------------------------------------------------------------------
 
 
-def misindexed(reader: StoreReader) -> Iterator[ThreadRecord]:
+def misindexed(reader: StoreReader, progress: Progress) -> Iterator[ThreadRecord]:
     """Yield the threads whose search index list is wrong, or is out of date without a mark that says so."""
-    for record in gc.threads(reader):
+    for count, record in enumerate(gc.threads(reader), 1):
+        if progress:
+            progress("index", count)
         if not indexer.is_correct(reader, record) or (not reader.backend.read_only and _unmarked(reader, record)):
             yield record
 
