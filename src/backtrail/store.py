@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint
     from backtrail.conversations.models import Message
     from backtrail.conversations.repository import Conversations
-    from backtrail.engine.reader import StoreReader
     from backtrail.engine.redact import Redact, Redactor
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
@@ -491,7 +490,9 @@ class Store:
         period = check_period(since, until)
         place = None if after is None else search.cursor_of(check_cursor(after))
         most = min(check_count(limit, "limit"), sys.maxsize)
-        behind = _index_for_search(reader, where, callback) if wait else indexer.behind(reader.backend)
+        if wait:
+            search.index_first(reader, where, callback)
+        behind = 0 if wait else indexer.behind(reader.backend)
         find = search.best if order == "score" else search.newest
         hits = Hits(find(reader, parsed, where, period, after=place, limit=most))
         hits.behind = behind
@@ -525,10 +526,10 @@ class Store:
         """Write the checkpoints of a block many at a time, which is several times as fast as one by one.
 
         The writes of the block are stored in pieces of about 1,000 checkpoints, in their order. When the block ends,
-        all of them are durable. If an exception leaves the block, or the process dies, the store has a beginning of
-        them: the pieces that were full, each whole. The block belongs to the calling thread or task. If another writer
-        changes one of its threads meanwhile, a write or the end of the block raises `Conflict`, and the piece is not
-        stored. What a transaction refuses, such as a search, is refused here, too.
+        all of them are durable. If an exception leaves the block, or the process dies, the store has only the pieces
+        that were complete before. The block belongs to the calling thread or task. If another writer changes one of
+        its threads meanwhile, a write or the end of the block raises `Conflict`, and the piece is not stored. The
+        block refuses the same calls as a transaction, such as a search.
         """
         return Transaction(self._engine, bulk=True)
 
@@ -740,16 +741,3 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _index_for_search(reader: StoreReader, where: Where, progress: Callable[[str, int], None] | None) -> int:
-    """Index the messages that a search needs; return 0, the number of threads that the index then lacks."""
-    try:
-        indexer.catch_up(reader, where, progress=progress)
-    except Unavailable as error:
-        if error.code != "unavailable.read_only":
-            raise
-        indexer.behind(reader.backend)  # a store of an older format has no index, and says so
-        text = "the search index lacks new messages, and a read-only store cannot add them: pass wait=False"
-        raise Unavailable(f"{text}, or open the store for writing", code=error.code) from None
-    return 0

@@ -305,6 +305,33 @@ def test_index_follows_new_messages(trip_store, monkeypatch):
     assert len(good("search", "fox", "--no-wait", "--jsonl").rows) == 2
 
 
+def test_index_goes_on_after_a_long_lock(trip_store, monkeypatch):
+    good("index")
+    waits = iter(range(2))
+    index = backtrail.Store.index
+    answers = [backtrail.Unavailable("the database is locked", code="unavailable.locked"), None]
+
+    def locked_at_first(store):
+        error = answers.pop(0)
+        if error is not None:
+            raise error
+        return index(store)
+
+    def sleep(_):
+        if next(waits, None) == 1:
+            raise KeyboardInterrupt
+
+    with backtrail.open("agents.db") as store:
+        store.thread("a").save({"messages": ["a fox"]})
+    monkeypatch.setattr(maintenance, "time", types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(backtrail.Store, "index", locked_at_first)
+    done = run("index", "--follow")
+    assert done.out.splitlines() == ["indexed 1 thread"]
+    assert "the database is locked" in done.err
+    answers[:] = [backtrail.Unavailable("the database is locked", code="unavailable.locked")]
+    assert "the database is locked" in bad(1, "index")
+
+
 def test_reindex_rebuilds_the_index(trip_store):
     found = good("search", "lisbon", "--jsonl").rows
     assert found
@@ -401,6 +428,13 @@ def test_bad_incremental_import_creates_no_store(trip_store):
         assert not list(trip_store.glob("new*"))
     good("import", "all", "--store", "new.db")
     good("import", "more", "--store", "new.db")
+
+
+def test_restore_backup_asks_only_before_it_replaces_a_store(trip_store):
+    good("backup", "copy.db")
+    assert good("restore-backup", "copy.db", "--store", "new.db").out == "the store is a copy of copy.db\n"
+    assert "not a terminal" in bad(2, "restore-backup", "copy.db", "--store", "new.db")
+    assert "; the old store is new.db" in good("restore-backup", "copy.db", "--store", "new.db", "--yes").out
 
 
 @pytest.mark.parametrize("name", ["export", "backup"])

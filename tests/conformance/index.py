@@ -216,6 +216,29 @@ class Indexing(Suite):
         assert overtook
         assert store.search("fox", wait=False) == []
 
+    def test_slow_indexer_adds_nothing_that_gc_erased(self, store: Store) -> None:
+        thread = say(store, "fox one", "fox two")
+        backend = store._backend
+        at = "index_new" if isinstance(backend, IndexesMany) else "index"
+        call = getattr(backend, at)
+        overtook: list[int] = []
+
+        def overtaken(*arguments: Any) -> Any:
+            if not overtook:
+                gone = head(thread)
+                thread.rewind("@-")
+                thread.delete_checkpoint(gone)
+                overtook.append(1)
+                assert store.gc(erase=True).rows == 1
+            return call(*arguments)
+
+        with mock.patch.object(backend, "group", nullcontext), mock.patch.object(backend, at, overtaken):
+            store.index()
+        assert overtook
+        assert store.stats().indexed == 1
+        assert [hit.message_id for hit in store.search("fox", wait=False)] == ["0"]
+        assert store.verify().ok
+
     def test_stats_tell_how_much_is_indexed(self, store: Store) -> None:
         thread = say(store, "fox one", "fox two")
         before = store.stats()
@@ -226,6 +249,15 @@ class Indexing(Suite):
         thread.delete()
         store.gc()
         assert store.stats().indexed == 0
+
+    def test_search_does_not_find_aside_threads(self, store: Store) -> None:
+        say(store, "fox one")
+        aside: Thread[Any] = store.thread("t", aside=True)
+        aside.save({"messages": [{"content": "fox beside", "id": "aside"}]})
+        assert found(store, "fox") == ["0"]
+        aside.append("messages", {"content": "fox later", "id": "later"})
+        assert found(store, "fox") == ["0"]
+        assert (store.index(), store.verify().ok) == (0, True)
 
     def test_gc_does_not_index_unindexed_threads(self, store: Store) -> None:
         say(store, "fox")
@@ -265,7 +297,8 @@ class Indexing(Suite):
         with mock.patch.object(heads, "require_sound", damaged):
             for _ in range(2):
                 assert places(store.search("fox")) == [("t", 0)]
-        assert len(store.search("fox")) == 3
+            assert store.index() == 0
+        assert (store.index(), len(store.search("fox"))) == (1, 3)
 
     def test_read_only_search_needs_a_current_index(self, opener: Opener) -> None:
         with opener() as store:

@@ -351,11 +351,14 @@ def test_gc_removes_deleted_messages_from_the_index(tmp_path):
 def test_a_search_in_a_read_only_store_names_the_way_out(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"messages": ["fox"]})
+        store.conversations.append("c", backtrail.Message.user("fox"), agent_id="a")
     with backtrail.open(tmp_path / "s.db", read_only=True) as reader:
         with pytest.raises(backtrail.Unavailable, match="pass wait=False, or open the store for writing") as caught:
             reader.search("fox")
         assert caught.value.code == "unavailable.read_only"
-        assert reader.search("fox", wait=False).behind == 1
+        assert reader.search("fox", wait=False).behind == 2
+        with pytest.raises(backtrail.Unavailable, match=r'store\.search\(query, kind="conversation", wait=False\)'):
+            reader.conversations.search("fox")
 
 
 def test_converted_stores_are_searchable(tmp_path):

@@ -24,6 +24,7 @@ from backtrail.cli.parameters import (
     yes_option,
 )
 from backtrail.cli.summary import progress_in
+from backtrail.errors import CommitUnknown, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,7 +144,10 @@ def _decisions(report: Any) -> Iterator[dict[str, Any]]:
 
 
 def _show_plan(session: Invocation, out: Output, report: Any, *, full: bool) -> None:
-    """Print what would be removed; `full`: all of it, and what would be kept. Kinds are shown if they differ."""
+    """Print the checkpoints that a prune would remove: the first ones, or with `full` all, and those that would stay.
+
+    A column shows the kind of each thread, unless the checkpoints to remove are of plain threads only.
+    """
     threads = {*report.removed_from}
     several = {kind for kind, _ in threads} - {"thread"}
     shown = [each for each in _decisions(report) if each["removed"] or full]
@@ -281,7 +285,13 @@ def index(session: Invocation, *, out: Output, follow: bool, every: float) -> No
     """
     with session.write() as store:
         while True:
-            number = store.index()
+            try:
+                number = store.index()
+            except (CommitUnknown, Unavailable) as error:
+                if not follow:
+                    raise
+                number = 0  # a long lock, or a failover: the worker goes on
+                say(clean(translated(str(error), session)))
             if number or not follow:
                 if out.human:
                     out.tell(f"indexed {count(number, 'thread')}")
@@ -364,8 +374,10 @@ def restore_backup(session: Invocation, *, out: Output, backup: str, yes: bool) 
     from pathlib import Path
 
     import backtrail
+    from backtrail.archive.backup import replaces
 
-    confirm("Replace the store with the backup? The old store is kept under another name.", yes=yes)
+    if replaces(session.url):
+        confirm("Replace the store with the backup? The old store is kept under another name.", yes=yes)
     replaced = backtrail.restore_backup(backup, session.url)
     if out.human:
         old = f"; the old store is {Path(replaced).name}, beside it" if replaced else ""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from backtrail.backends.defaults import select
 from backtrail.backends.port import IndexEntry, IndexesMany, IndexState, NewList, Splice, Undone
 from backtrail.engine import bulk, journal, payload, throttle
+from backtrail.engine.asides import ASIDE
 from backtrail.engine.bulk import BulkReader
 from backtrail.engine.compression import squeeze, stands_beside, unsqueeze
 from backtrail.engine.reader import StoreReader
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 
 _KEY: Final = encode.atom("messages", Types())
+_UNSEARCHED: Final = (journal.SPACE, ASIDE)
+"""Name spaces whose messages are not found: a run has those of its journal, and an aside thread is found by its id."""
 
 
 class ArrivalTimes:
@@ -195,7 +198,7 @@ def catch_up(
     """Bring the index up to date with the marked threads in `where`; with `known`, with those that are in the index.
 
     Deleted threads are known, too: another process may be about to index what it has read of them. Their new lists make
-    the index refuse that. Return how many threads were indexed.
+    the index refuse that. Return how many threads were indexed; those whose heads cannot be read do not count.
     """
     backend = reader.backend
     count = indexed = 0
@@ -203,13 +206,15 @@ def catch_up(
     for page in pages:
         listed = [(record, state) for record, state in page if where.has(record)]
         listed = _known(backend, listed) if known else listed
-        indexed += len(listed)
         source = reader
         if isinstance(backend, IndexesMany):
             done = _NewLists(reader, backend).add(listed)
+            indexed += len(done)
             listed = [each for each in listed if each[0].no not in done]
             source = _prefetched(reader, listed)
-        _process(backend, deque(_ThreadIndexer(source, record, reader) for record, _ in listed))
+        indexers = [_ThreadIndexer(source, record, reader) for record, _ in listed]
+        _process(backend, deque(indexers))
+        indexed += sum(each.is_readable for each in indexers)
         count += len(page)
         if progress:
             progress("index", count)
@@ -221,6 +226,16 @@ def _known(backend: Backend, listed: _Marked) -> _Marked:
     newest = backend.newest_of([record.no for record, state in listed if state.seq == 0])
     deleted = {no for no, row in newest.items() if row.head == 0}
     return [(record, state) for record, state in listed if state.seq or record.no in deleted]
+
+
+def outdate(backend: Backend, thread: int) -> None:
+    """Make the index refuse the list of a thread that another process has read from rows which are removed now.
+
+    Only a thread without a list needs this: it gets an empty one, and stays marked.
+    """
+    was, newest = backend.indexed(thread), backend.newest(thread)
+    if newest is not None and was.seq == 0 and was.as_of < newest.seq - 1:
+        backend.index(thread, was, IndexState(0, 0, newest.seq - 1), ())
 
 
 def behind(backend: Backend) -> int:
@@ -270,8 +285,8 @@ class _NewLists:
         done: set[int] = set()
         try:
             tips = list(self._bulk.tips(records).values())
-            heads = [tip for tip in tips if tip.head is not None and tip.record.space != journal.SPACE]
-            others = [tip for tip in tips if tip.head is None or tip.record.space == journal.SPACE]
+            heads = [tip for tip in tips if tip.head is not None and tip.record.space not in _UNSEARCHED]
+            others = [tip for tip in tips if tip.head is None or tip.record.space in _UNSEARCHED]
             done |= self._write([NewList(tip.record.no, _state(tip, 0), ()) for tip in others])
             newest = {tip.record.no: tip for tip in heads}
             for page in bulk.pages([(tip.record, tip.head) for tip in heads if tip.head is not None]):
@@ -343,7 +358,7 @@ def _prefetched(reader: StoreReader, listed: _Marked) -> StoreReader:
     bulk_reader = BulkReader(reader)
     try:
         tips = bulk_reader.tips({(record.space, record.name): record for record, _ in listed})
-        heads = {tip.record.no: tip for tip in tips.values() if tip.head and tip.record.space != journal.SPACE}
+        heads = {tip.record.no: tip for tip in tips.values() if tip.head and tip.record.space not in _UNSEARCHED}
         places = [(tip.record, tip.head) for tip in heads.values() if tip.head is not None]
         page = next(bulk.pages(places), [])  # as many as fit into memory
         for (record, _), chain in zip(page, bulk_reader.chains(page) if page else [], strict=True):
@@ -416,6 +431,11 @@ class _ThreadIndexer:
         self._arrivals: Callable[[int], int] = int
         self._done = False
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether the head of the thread could be read. If not, the thread stays marked."""
+        return self._newest is not None
+
     def next_change(self) -> _IndexChange | None:
         """Return the next change, or None. The caller then calls `settle` with the answer of the backend."""
         if self._done:
@@ -462,7 +482,7 @@ class _ThreadIndexer:
                 return
 
     def _listed(self, row: Row, tree: Tree | None = None) -> _MessageList | None:
-        if self.record.space == journal.SPACE:  # the run's checkpoints have the same messages
+        if self.record.space in _UNSEARCHED:
             return None
         if tree is None:
             tree = self._reader.chain(self.record, row).tree
@@ -597,6 +617,8 @@ def _index_entries(reader: StoreReader, record: ThreadRecord) -> Iterator[IndexH
     after: tuple[int, int] | None = None
     while page := reader.backend.find((), space=None, agent=None, threads=[record.no], after=after, limit=_PAGE):
         yield from page
+        if len(page) < _PAGE:
+            break
         after = (page[-1].entry.time, page[-1].no)
 
 

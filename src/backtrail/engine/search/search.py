@@ -10,12 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, throttle
-from backtrail.engine.search.indexer import Where, catch_up, text_of
-from backtrail.errors import Invalid
+from backtrail.engine.search.indexer import Where, behind, catch_up, text_of
+from backtrail.errors import Invalid, Unavailable
 from backtrail.models import Hit, when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import IndexHit
     from backtrail.engine.reader import StoreReader
@@ -69,6 +69,24 @@ class _ScoredHit(NamedTuple):
         return self.match.score, self.hit.entry.time, self.hit.no
 
 
+def index_first(
+    reader: StoreReader,
+    where: Where,
+    progress: Callable[[str, int], None] | None = None,
+    *,
+    way_out: str = "pass wait=False",
+) -> None:
+    """Index the messages that a search needs; the error of a read-only store that lacks some names the `way_out`."""
+    try:
+        catch_up(reader, where, progress=progress)
+    except Unavailable as error:
+        if error.code != "unavailable.read_only":
+            raise
+        behind(reader.backend)  # a store of an older format has no index, and says so
+        text = f"the search index lacks new messages, and a read-only store cannot add them: {way_out}"
+        raise Unavailable(f"{text}, or open the store for writing", code=error.code) from None
+
+
 def newest(
     reader: StoreReader,
     query: Query,
@@ -102,7 +120,7 @@ def best(
 
 def one_of_each(reader: StoreReader, query: Query, where: Where, *, limit: int) -> list[Hit]:
     """Return the newest matching message of each thread, newest first."""
-    catch_up(reader, where)
+    index_first(reader, where, way_out=f'store.search(query, kind="{where.space}", wait=False) searches without them')
     hits: dict[int, _ScoredHit] = {}
     place: tuple[int, int] | None = None
     while len(hits) < limit:
