@@ -342,7 +342,7 @@ def repeated(levels, width, *, said=None):
     for _ in range(levels):
         rep = spine.build(nodes, msgpack.LIST, None, [rep] * width).close(nodes)
         if said is not None:
-            rep = nodes_of.as_ref(rep)._replace(size=said).encode()
+            rep = nodes_of.encode_ref(*nodes_of.as_ref(rep)._replace(size=said))
     return rep, [[node.kind, node.data] for node in nodes.fresh.values()]
 
 

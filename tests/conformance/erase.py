@@ -362,6 +362,15 @@ class EraseConversations(Suite):
         assert [each.erased for each in store.agents.checkpoints("a")] == [("c3",), ("c3",)]
         assert store.verify().ok
 
+    def test_the_first_agent_checkpoint_made_meanwhile_is_named_too(self, store: Store) -> None:
+        store.agents.save(agent())
+        _say(store, "c")
+        with _meanwhile(store, lambda: store.agents.checkpoint("a", "first")):
+            report = store.conversations.erase("c")
+        assert len(report.agent_checkpoints) == 1
+        assert [each.erased for each in store.agents.checkpoints("a")] == [("c",)]
+        assert store.verify().ok
+
     @pytest.mark.parametrize("every", lengths(2, 1))
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     def test_a_killed_erasure_is_finished_by_the_next(self, opener: Opener, every: int, *, after: bool) -> None:
@@ -619,6 +628,42 @@ class EraseMirrors(Suite):
             assert backtrail.copy(source, store).erased == ()
             assert contents(store, "c3") == ["new", "more"]
             assert store.verify().ok
+
+    def test_an_import_keeps_forks_that_the_source_kept(self, store: Store, tmp_path: Path) -> None:
+        with in_memory() as opener, opener() as source:
+            _say(source, "c")
+            source.export(tmp_path / "before")
+            source.conversations.fork("c", new_id="fork")
+            source.conversations.erase("c", forks=False)
+            source.export(tmp_path / "after")
+        store.import_(tmp_path / "before")
+        assert store.import_(tmp_path / "after").erased == (("conversation", "c"),)
+        assert store.conversations.get("fork") is not None
+        with in_memory() as opener, opener() as new:
+            new.import_(tmp_path / "after")
+            assert new.conversations.get("fork") is not None
+
+    def test_an_import_brings_no_fork_of_what_is_erased_meanwhile(self, store: Store, tmp_path: Path) -> None:
+        _say(store, "c")
+        store.export(tmp_path / "original")
+        with in_memory() as opener, opener() as other:
+            other.import_(tmp_path / "original")
+            other.conversations.fork("c", new_id="fork")
+            other.export(tmp_path / "forked")
+        group = store._backend.group
+
+        def late() -> Any:
+            patch.stop()
+            store.conversations.erase("c")
+            return group()
+
+        patch = mock.patch.object(store._backend, "group", late)
+        patch.start()
+        report = store.import_(tmp_path / "forked")
+        assert sorted(report.refused) == [("conversation", "c"), ("conversation", "fork")]
+        assert store.conversations.get("fork") is None
+        assert canaries(store) == []
+        assert store.verify().ok
 
     def test_a_diverged_mirror_is_told_that_the_source_erased(self, store: Store, tmp_path: Path) -> None:
         with in_memory() as place, place() as source:

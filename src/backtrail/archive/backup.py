@@ -126,8 +126,7 @@ def restore_backup(
             "use copy(backup, url) for another kind of store",
             code="invalid.argument",
         )
-    directory = directory_of(url)
-    target = Path(os.path.realpath(directory or file_of(url)))
+    directory, target = directory_of(url), _target(url)
     if target == Path(os.path.realpath(source)):
         raise Invalid(
             f"{source}: is the store itself, not a backup; pass the path of the backup", code="invalid.argument"
@@ -149,6 +148,17 @@ def restore_backup(
         return _restore(source, target, progress)
     except OSError as error:
         raise translated(error, target) from error
+
+
+def replaces(store: str | os.PathLike[str] | None) -> bool:
+    """Tell whether `restore_backup` would replace a file or directory: whether there is one where the store is kept."""
+    url = check_url(store)
+    return not in_postgres(url) and not url.startswith("memory:") and _target(url).exists()
+
+
+def _target(url: str) -> Path:
+    """Return the real path of an SQLite store or a file store."""
+    return Path(os.path.realpath(directory_of(url) or file_of(url)))
 
 
 def _restore(source: Path, target: Path, progress: Progress) -> str | None:

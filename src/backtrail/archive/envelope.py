@@ -162,6 +162,8 @@ def read_head(file: BinaryIO, path: Path) -> Head | None:
                 f"{path}: is an encrypted export of a newer version of backtrail: upgrade backtrail",
                 code="invalid.format",
             )
+        if line and LINE.startswith(line):
+            raise damaged(path, "it is truncated")
         file.seek(0)
         return None
     length = file.read(_LENGTH_BYTES)

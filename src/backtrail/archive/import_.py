@@ -321,6 +321,19 @@ def _is_fork(backend: Backend, plan: ThreadPlan, refused: set[bytes]) -> bool:
     return record is not None and log.last_erasure(backend.rows(record.no, [(parsed[1] + 1, log.MAX_SEQ)])) > 0
 
 
+def _holds_erased(backend: Backend, plans: list[ThreadPlan]) -> bool:
+    """Tell whether another process has erased what one of the new threads was forked from.
+
+    Threads that the import itself writes do not count: the file knows of their erasures.
+    """
+    written = {plan.entry.uid for plan in plans}
+    for plan in plans:
+        parsed = log.parse_id(plan.entry.thread.origin or "") if plan.record is None else None
+        if parsed is not None and parsed[0] not in written and _is_fork(backend, plan, set()):
+            return True
+    return False
+
+
 def _marks(backend: Backend, archive: Archive, entry: ThreadEntry, record: ThreadRecord, rows: list[Row]) -> ThreadPlan:
     """Return the plan with the changes to existing rows: what to hide, show, tag, untag, pin and rewrite as a base.
 
@@ -672,6 +685,8 @@ def _write(
         for needs in shared.agents:
             needs.pin(reader.backend)
         erase.tag_holders(reader, [plan.names for plan in refused])
+        if _holds_erased(reader.backend, plans):
+            raise Stale
     created = sum(plan.record is None for plan in plans)
     extended = sum(plan.grows for plan in plans) - created
     erased = tuple(plan.names for plan in plans if plan.erases)

@@ -140,7 +140,7 @@ class SectionFile:
         line, newline, _ = start.partition(b"\n")
         number = line.removeprefix(MAGIC)
         if not line.startswith(MAGIC) or not newline or not number.isdigit():
-            known = [envelope.LINE, *(MAGIC + b"%d\n" % each for each in (VERSION, CONTINUING))]
+            known = [MAGIC + b"%d\n" % each for each in (VERSION, CONTINUING)]
             cut = bool(start) and any(each.startswith(start) for each in known)
             raise self.damaged("it is truncated") if cut else _not_ours(self.path)
         if int(number) not in (VERSION, CONTINUING):

@@ -94,7 +94,7 @@ def erase_all(
     names = [check_id(ids, f"the id of a {kind}")] if isinstance(ids, str) else list(check_ids(ids, "ids"))
     for flag, value in (("forks", forks), ("force", force)):
         if type(value) is not bool:
-            raise Invalid(f"{flag} is True or False, not {value!r:.100}", code="invalid.argument")
+            raise Invalid(f"{flag} must be True or False, not {value!r:.100}", code="invalid.argument")
     reader = engine.outside()
     if reader.backend.read_only:
         raise Unavailable("this store is open for reading only", code="unavailable.read_only")
@@ -290,13 +290,16 @@ def _points(seq: int, doomed: _Doomed) -> bool:
 
 
 def _mark_all(engine: Engine, reader: StoreReader, kind: str, ids: list[str], *, forks: bool, force: bool) -> _Plan:
-    """Write the erasures; repeat until no thread is left without one. Return the last plan."""
+    """Write the erasures; repeat until no thread is left without one, and no checkpoint without a tag.
+
+    Return the last plan.
+    """
     until = time.monotonic() + PATIENCE
     tries = 0
     while True:
         plan = _plan(reader, kind, ids, forks=forks)
         open_threads = [each for each in plan.doomed if not each.is_erased]
-        if not open_threads:
+        if not open_threads and not any(holder.tags for holder in plan.holders.values()):
             return plan
         if not force:
             _refuse_running(engine, open_threads)
