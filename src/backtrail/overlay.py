@@ -32,9 +32,9 @@ _FIRST: Final = -(1 << 32)
 
 
 PIECE_ROWS: Final = 1000
-"""A bulk block is written when it holds this many rows,"""
+"""A bulk block writes a piece when it holds this many rows."""
 PIECE_BYTES: Final = 8 * 1024 * 1024
-"""or this many bytes of payloads and chunks."""
+"""A bulk block writes a piece when it holds this many bytes of payloads and chunks."""
 
 
 class Overlay:
@@ -56,7 +56,7 @@ class Overlay:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin the transaction, or the next piece: nothing is written."""
+        """Begin the transaction, or the next piece: it has no writes yet."""
         self._created: list[NewThread] = []
         self._by_name: dict[tuple[str, str], int] = {}
         """The numbers of created threads, by name space and name."""
@@ -121,6 +121,7 @@ class Overlay:
             return self._settle()
         except BaseException as error:
             self._done, self._failed = True, error
+            self._begin()  # what the block still reads is the store: the writes of the piece are gone
             raise
 
     def _settle(self) -> dict[Any, Any]:
@@ -173,18 +174,18 @@ class Overlay:
             except MissingChunks as error:
                 missing = {digest: self._spare[digest] for digest in error.digests if digest in self._spare}
                 if len(missing) < len(error.digests):
-                    raise self._refused("garbage collection removed chunks that it refers to") from error
+                    raise self._refused("garbage collection removed chunks that this transaction refers to") from error
                 chunks = tuple((digest, stored()) for digest, stored in missing.items())
                 touch = tuple(digest for digest in batch.touch if digest not in missing)
                 batch = batch._replace(chunks=(*batch.chunks, *chunks), touch=touch)
             except (Stale, Vanished) as error:
-                raise self._refused("another writer wrote to one of its threads") from error
+                raise self._refused("another writer wrote to a thread of this transaction") from error
 
     def _refused(self, why: str) -> Conflict:
         if self.bulk:
-            text = f"{why}: the last piece of this bulk block was not stored, the pieces before it were"
+            text = f"{why}: the last piece of this bulk block was not stored; earlier pieces were stored"
         else:
-            text = f"{why}: nothing of this transaction was written; run it again"
+            text = f"{why}: nothing was written; run it again"
         return Conflict(text, code="conflict.transaction")
 
     def _in_batch(self, no: int) -> int:

@@ -369,8 +369,22 @@ class BulkWrites(Suite):
             with pytest.raises(Conflict):
                 for n in range(10):
                     store.thread("log").append("l", n)
-            with pytest.raises(Conflict, match="the pieces before it were"):
+            with pytest.raises(Conflict, match="earlier pieces were stored"):
                 store.thread("b").save({})
+
+    def test_refused_block_reads_what_is_stored(self, opener: Opener) -> None:
+        with opener() as store, opener() as other, pytest.raises(Conflict), store.bulk():
+            log, created = store.thread("log"), store.thread("created")
+            log.save({"l": []})
+            created.save({})
+            other.thread("log").save({"l": ["theirs"]})
+            with pytest.raises(Conflict):
+                for n in range(10):
+                    log.append("l", n)
+            assert head(log).state == {"l": ["theirs"]}
+            assert [info.id for info in store.threads()] == ["log"]
+            with pytest.raises(NotFound):
+                created.load()
 
     def test_update_reports_the_conflict_of_its_piece(self, opener: Opener) -> None:
         with opener() as store, opener() as other:
