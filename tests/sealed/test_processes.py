@@ -1,17 +1,22 @@
 """Encrypted stores and several processes: killed writers, and keys that another process replaces."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 
 import pytest
+from psycopg import sql
 
 import backtrail
 from backtrail import Key, aio
 from backtrail.sealed import keyring as keyrings
+from backtrail.urls import backend_at
 from tests.support.sealing import KEY
+from tests.support.servers import place, server
 
 WRITER = """
 import sys, backtrail
@@ -122,3 +127,31 @@ def test_async_stores_take_keys(tmp_path):
 
     asyncio.run(main())
     assert (tmp_path / "keys.db").exists()
+
+
+def test_a_process_reads_threads_that_have_the_numbers_of_lost_ones():
+    """A failover to a standby that lacks the newest threads gives their numbers to others."""
+    with contextlib.ExitStack() as stack:
+        opener, keys = stack.enter_context(place()), stack.enter_context(place())
+
+        def keyring_at(*_, read_only, must_exist):
+            del must_exist
+            return backend_at(server().url, durability="full", read_only=read_only, schema=keys.keywords["schema"])
+
+        with mock.patch("backtrail.store.keyring_at", keyring_at):
+            store, other = (stack.enter_context(opener(key=KEY)) for _ in range(2))
+        store.thread("lost").save({"n": 1})
+        number = store._backend.find_thread("thread", "lost").no
+        schema = sql.Identifier(opener.keywords["schema"])
+        for statement in (
+            "DELETE FROM {}.row WHERE thread = {}",
+            "DELETE FROM {}.thread WHERE no = {}",
+            "ALTER TABLE {}.thread ALTER COLUMN no RESTART WITH {}",
+        ):
+            server().execute(sql.SQL(statement).format(schema, sql.Literal(number)))
+        other.thread("new").save({"n": 2})
+        assert other._backend.find_thread("thread", "new").no == number
+        assert store.thread("new").load().state == {"n": 2}
+        store.thread("new").set("n", 3)
+        assert other.thread("new").load().state == {"n": 3}
+        assert store.verify().ok

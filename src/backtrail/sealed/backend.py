@@ -141,7 +141,8 @@ class SealedBackend:
             known = self._known()
             found = known.get(record.no) or self._threads.get(record.no)
             if found is not None and found.bound != (bound := bound_of(record)):
-                _keep(known, record.no, found.cipher, bound)
+                cipher = self.keyring.thread(record.uid)  # after a failover, another thread may have the number
+                _keep(known, record.no, cipher or ThreadCipher({}, 0), bound)
                 self._forget_last(record.no)
         return record
 

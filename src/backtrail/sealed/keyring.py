@@ -196,7 +196,7 @@ class Keyring:
             self._add(missing, {})
 
     def add_generation(self, uids: Collection[bytes], erasures: Mapping[bytes, int] | None = None) -> None:
-        """Give threads a new key, for all that is written from now on. Older keys stay until `destroy`.
+        """Give threads a new key. All later writes use it. Older keys stay until `destroy`.
 
         `erasures` are the seqs of threads' erasures by uid. A thread gets one key per erasure, even if several ask.
         """
@@ -357,7 +357,7 @@ class Keyring:
             )
 
     def add_store_generation(self) -> int:
-        """Give the store a new key, for all chunks and keys that are written from now on; return its number."""
+        """Give the store a new key, which all later chunks and keys use; return its number."""
         self.refresh(now=True)
         last, secret = self.store.last + 1, os.urandom(SECRET_BYTES)
         if last > _MOST:
@@ -541,7 +541,7 @@ def _now() -> int:
 
 
 def require_same(keys: StoreKeys, marked: bytes) -> None:
-    """Raise `Invalid` if a keyring is not that of the store which has the mark."""
+    """Raise `Invalid` if the keyring belongs to another store: `marked` is the id in the data of this store."""
     if keys.id != marked:
         raise Invalid(
             f"this keyring belongs to store {keys.id.hex()}, not to {marked.hex()}: pass the keyring of this store "

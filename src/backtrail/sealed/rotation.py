@@ -69,10 +69,12 @@ class Keys:
     def rotate(
         self, key: Key | None = None, *, data: bool = False, progress: Callable[[str, int], None] | None = None
     ) -> KeyReport:
-        """Replace keys. `key` is the new key of the caller, which opens the store from now on; the data stays.
+        """Replace the caller's key, the keys of the data, or both.
 
-        With `data`, the store and all threads get new keys, everything is sealed with them, and the old keys are
-        destroyed. Other processes can write meanwhile. An interrupted rotation continues at the next call.
+        `key` is the new key of the caller: it opens the store from now on, and the data does not change. Without `key`
+        and `data`, the key that opened the store replaces the keys in its `previous`. With `data`, the store and all
+        threads get new keys, backtrail seals all data again, and it destroys the old keys. Other processes can write
+        meanwhile. If a rotation is interrupted, the next call continues it.
         """
         backend = sealed_backend(self._engine.outside())
         check_progress(progress)
@@ -86,11 +88,11 @@ class Keys:
 
 
 def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int:
-    """Destroy the keys of threads that were erased; return how many keys, the same if it is repeated.
+    """Destroy the keys of erased threads; return how many keys. A repeated call returns the same number.
 
-    Rows without contents, which tell of the erasure, and rows after it get a new key first: so the ids can be used
-    again. Nothing else that the old keys sealed can be read again, in any copy. If a thread is in use again, this takes
-    10 seconds.
+    First the rows that are no checkpoints, and all rows after the erasure, get a new key. So the ids can be used again.
+    Everything else that the old keys sealed is unreadable from then on, in every copy. If a thread is in use again,
+    this takes 10 seconds.
     """
     uids = [record.uid for record in threads]
     erasures = {record.uid: log.last_erasure(backend.rows(record.no, [(1, log.MAX_SEQ)])) for record in threads}
@@ -107,7 +109,7 @@ def destroy_keys(backend: SealedBackend, threads: Sequence[ThreadRecord]) -> int
 
 
 def unfinished_erasures(backend: SealedBackend, threads: Iterable[ThreadRecord]) -> list[ThreadRecord]:
-    """Return the erased threads whose keys are not destroyed yet: a process was killed before it did that."""
+    """Return the erased threads whose keys still exist, because a process was killed before it destroyed them."""
     erased: dict[bytes, tuple[ThreadRecord, int]] = {}
     for record in threads:
         seq = log.last_erasure(backend.rows(record.no, [(1, log.MAX_SEQ)]))
