@@ -84,7 +84,7 @@ class _Sum:
         self.nanoseconds = 0
 
 
-class Totals:
+class StoreCounters:
     """The sums of this process. The instruments read them."""
 
     def __init__(self) -> None:
@@ -120,14 +120,14 @@ class Totals:
 
 
 _making: Final = threading.Lock()
-_totals: list[Totals] = []
+_totals: list[StoreCounters] = []
 """At most one: the instruments of a process are made when its first store with telemetry is opened."""
 
 
-def _the_totals() -> Totals:
+def _the_totals() -> StoreCounters:
     with _making:
         if not _totals:
-            _totals.append(Totals())
+            _totals.append(StoreCounters())
         return _totals[0]
 
 

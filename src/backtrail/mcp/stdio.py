@@ -42,7 +42,7 @@ def serve(make: Callable[[], StoreServer], *, read_only: bool, destructive: bool
     if importing.ident:
         importing.join()
     made = make()
-    made.serve_streams(Input([*first.handshake, line], sys.stdin.buffer), Output(output, drop=first.handshake[:1]))
+    made.serve_streams(Input([*first.handshake, line], sys.stdin.buffer), Replies(output, drop=first.handshake[:1]))
 
 
 def _import_sdk() -> None:
@@ -63,7 +63,7 @@ class Input:
         return line.decode("utf-8", "replace")
 
 
-class Output:
+class Replies:
     """A stream without the answers to some requests."""
 
     def __init__(self, stream: BinaryIO, *, drop: Iterable[bytes]) -> None:

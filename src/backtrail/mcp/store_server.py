@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from mcp.server.mcpserver.context import Context
 
-    from backtrail.mcp.stdio import Input, Output
+    from backtrail.mcp.stdio import Input, Replies
     from backtrail.operations import Operation
     from backtrail.store import Store
 
@@ -70,7 +70,7 @@ class StoreServer(MCPServer[Any]):
         # Clients of the protocols before 2026-07-28 subscribe with a request, for which MCPServer has no method.
         Subscribers(changes).register(self._lowlevel_server)
 
-    def serve_streams(self, stdin: Input, stdout: Output) -> None:
+    def serve_streams(self, stdin: Input, stdout: Replies) -> None:
         """Serve a client over streams of lines until the input ends."""
 
         async def main() -> None:
