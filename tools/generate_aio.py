@@ -159,7 +159,7 @@ STORE = {
 }
 # What the mirror says differently.
 WORDS = {
-    "It belongs to the calling thread or task.": "It belongs to the calling task.",
+    "belongs to the calling thread or task": "belongs to the calling task",
     "in the calling thread or task": "in the calling task",
 }
 
@@ -242,7 +242,7 @@ class Maker:
         returns = ast.unparse(node.returns)
         item = "Checkpoint(self._executor, found)" if "Checkpoint" in returns else "found"
         head = signature(
-            f"async def {node.name}", node, returns.replace("Iterator[", "AsyncGenerator[")[:-1] + ", None]"
+            f"async def {node.name}", node, replaced(returns, "Iterator[", "AsyncGenerator[")[:-1] + ", None]"
         )
         body = call("pages = self._executor.pages", [f"self._sync.{node.name}", *passed(node)])
         return [head, doc(node), body, f"    async for found in pages:\n        yield {item}\n"]
@@ -272,10 +272,9 @@ class Maker:
     def _update(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """`update` calls back, in the event loop; what it calls may be a coroutine function."""
         head = "@called\n" + signature(f"async def {node.name}", node, ast.unparse(node.returns))
-        head = head.replace("Callable[[Any], S | None]", "Callable[[Any], S | Awaitable[S | None] | None]")
-        said = doc(node).replace(
-            "    Begins again", "    `fn` runs in the event loop, and may be a coroutine function.\n    Begins again"
-        )
+        head = replaced(head, "Callable[[Any], S | None]", "Callable[[Any], S | Awaitable[S | None] | None]")
+        added = "\n\n    `fn` runs in the event loop, and may be a coroutine function.\n\n"
+        said = replaced(doc(node), "\n\n", added)
         body = "    found = await updated(self._executor, self._sync, fn, retries)\n"
         return [head, said, body, "    return Checkpoint(self._executor, found)\n"]
 
@@ -327,11 +326,11 @@ class Maker:
     def _schedule(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A scheduler, which is a task; it calls back in the event loop."""
         head = signature(f"def {node.name}", node, ast.unparse(node.returns))
-        said = "\n\n    It is a task and needs a running event loop, in which `on_error` is called.\n\n"
+        said = "\n\n    The scheduler is a task. It needs a running event loop, and calls `on_error` there.\n\n"
         given = [each for each in passed(node) if not each.startswith(("enabled=", "on_error="))]
         make = call("make = partial", [f"self._sync.{node.name}", *given, "enabled=False"])
         made = "AutoCheckpoint(self._executor, lambda tell: make(on_error=tell), on_error, enabled=enabled)"
-        return [head, doc(node).replace("\n\n", said, 1), make, f"    return {made}\n"]
+        return [head, replaced(doc(node), "\n\n", said), make, f"    return {made}\n"]
 
     def _made(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A class method that makes one from bytes."""
@@ -346,7 +345,7 @@ class Maker:
 
     def _close(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """The end."""
-        said = '"""Wait until all that was begun is done, and release the store\'s resources; twice is allowed."""'
+        said = '"""Wait for the calls in progress, then release the store\'s resources. A second call does nothing."""'
         return [
             f"async def {node.name}(self) -> None:\n    {said}\n",
             "    await self._executor.close(self._sync.close)\n",
@@ -427,6 +426,13 @@ def call(start: str, arguments: list[str]) -> str:
     return f"    {start}(\n{''.join(f'        {each},{chr(10)}' for each in arguments)}    )\n"
 
 
+def replaced(text: str, old: str, new: str) -> str:
+    """Replace the first occurrence of `old`; there must be one."""
+    if old not in text:
+        raise SystemExit(f"{old!r} is not in {text!r}")
+    return text.replace(old, new, 1)
+
+
 def doc(node: ast.FunctionDef, verb: str = "") -> str:
     """Return a docstring."""
     said = ast.get_docstring(node) or ""
@@ -450,7 +456,7 @@ def checkpoints() -> str:
     maker = Maker("checkpoint", "Checkpoint", CHECKPOINT)
     return (
         WARNING.format("checkpoint")
-        + '''"""A checkpoint as users of the async mirror hold it: what is known at once, and what is awaited."""
+        + '''"""Checkpoints of the async mirror: properties return what the row says, and methods read the rest."""
 
 from __future__ import annotations
 
@@ -509,7 +515,7 @@ def threads() -> str:
         WARNING.format("thread")
         + '''"""Threads of the async mirror: handles by which tasks save states and travel in time.
 
-A handle may be shared by tasks: what each of them last read or wrote through it is remembered for each apart.
+Tasks may share a handle. It remembers for each task what that task last read or wrote through it.
 """
 
 from __future__ import annotations
@@ -555,7 +561,7 @@ def agents() -> str:
     maker = Maker("agents/repository", "Agents", AGENTS)
     return (
         WARNING.format("agents/repository")
-        + '''"""Agents of the async mirror, and the points to which each can be brought back."""
+        + '''"""Agents of the async mirror, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -596,7 +602,7 @@ def conversations() -> str:
     maker = Maker("conversations/repository", "Conversations", CONVERSATIONS)
     return (
         WARNING.format("conversations/repository")
-        + '''"""Conversations of the async mirror: what was said, each in a thread of its own."""
+        + '''"""Conversations of the async mirror: each conversation is a thread."""
 
 from __future__ import annotations
 
@@ -638,7 +644,7 @@ def runs() -> str:
     maker = Maker("runs/repository", "Runs", RUNS)
     return (
         WARNING.format("runs/repository")
-        + '''"""The runs of a store in the async mirror: what is known of each, and what an operator may do about it."""
+        + '''"""Runs of the async mirror: operators list, read, settle and erase them here."""
 
 from __future__ import annotations
 
@@ -721,16 +727,16 @@ def store() -> str:
     tree = ast.parse(maker.text)
     node = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "open")
     head = signature("def open", node, "Opening[sync.Store, Store]")
-    head = head.replace("def open(", "def open(  # noqa: A001 - as backtrail.open")
+    head = replaced(head, "def open(", "def open(  # noqa: A001 - as backtrail.open")
     opening = [
         textwrap.dedent(head),
-        doc(node).replace("\n\n", "\n\n    Say `async with aio.open(...) as store:`, or `await aio.open(...)`.\n\n", 1),
+        replaced(doc(node), "\n\n", "\n\n    Use `async with aio.open(...) as store:`, or `await aio.open(...)`.\n\n"),
         call("make = partial", ["sync.open", *passed(node)]),
         "    return Opening(make, Store, sync.Store.close)\n",
     ]
     return (
         WARNING.format("store")
-        + '''"""Stores of the async mirror: `open(url)`, and a `Store` that hands out handles and does the upkeep."""
+        + '''"""Stores of the async mirror: `open(url)`, and `Store`, which makes handles and maintains the store."""
 
 from __future__ import annotations
 

@@ -98,7 +98,10 @@ class Collection:
         replace: bool,
         metadata: dict[str, Any] | None = None,
     ) -> Checkpoint[Any]:
-        """Save the data of a value; `Conflict` if its head is not the expected one, unless `replace` is set."""
+        """Save the data of a value. If its thread has another head than the value knows, raise `Conflict`.
+
+        With `replace`, save on top of any head.
+        """
         thread = self._thread(id, agent)
         data = thread._redacted(data)  # noqa: SLF001 - our own handle
         change = edits.Replace(data, self._engine.session.reader.nodes(), thread._types)  # noqa: SLF001 - our own handle

@@ -166,7 +166,9 @@ def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
                 f"{where} has a key of type {what}; keys must be strings", code="invalid.argument", path=where
             )
         if plain(key) in result:
-            raise Invalid(f"{where} is there twice: as {key!r} and as a string", code="invalid.argument", path=where)
+            raise Invalid(
+                f"{where} appears twice: as {key!r} and as an equal string", code="invalid.argument", path=where
+            )
         result[plain(key)] = text(part, where) if texts else part
     return result
 
@@ -287,15 +289,20 @@ class Entity:
         return _entity_of(cls, fields)
 
 
+def _a(cls: type[Entity]) -> str:
+    """Return the name of the class with its article."""
+    return f"{'an' if cls.__name__[0] in 'AEIOU' else 'a'} {cls.__name__}"
+
+
 def _keyword_arguments(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
     """Return data as keyword arguments of the class; `Invalid` for an unknown field."""
     if type(data) is not dict and not isinstance(data, Mapping):
-        raise refuse(f"a {cls.__name__} as data", "a mapping", data)
+        raise refuse(f"the data of {_a(cls)}", "a mapping", data)
     fields = dict(data)
     known = _names(cls)  # type: ignore[arg-type]  # mypy takes the __hash__ of its instances
     if not known.issuperset(fields):
         unknown = _shown(next(name for name in fields if name not in known))
-        raise Invalid(f"a {cls.__name__} has no field {unknown}: {hint}", code="invalid.schema", path=f"[{unknown}]")
+        raise Invalid(f"{_a(cls)} has no field {unknown}: {hint}", code="invalid.schema", path=f"[{unknown}]")
     fields.pop("_saved", None)  # entities that were saved as states of plain threads have it
     return fields
 
@@ -321,9 +328,7 @@ def _each(kind: type[Entity], make: Callable[[Any], Any], parts: Any, name: str)
 def _entity_of(cls: type[E], fields: dict[str, Any]) -> E:
     for name in cls._NEEDED:
         if name not in fields:
-            raise Invalid(
-                f"a {cls.__name__} needs {name!r}, which is missing or null", code="invalid.schema", path=name
-            )
+            raise Invalid(f"{_a(cls)} needs {name!r}, which is missing or null", code="invalid.schema", path=name)
     return cls(**fields)
 
 

@@ -337,6 +337,16 @@ def test_stale_restore_error_names_force(trip_store):
     assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force undoes the changes, too")
 
 
+def test_lease_errors_name_no_python(trip_store):
+    with backtrail.open(docs.URL) as store, store.run("busy") as busy:
+        for _ in busy.iterations():
+            busy.checkpoint()
+            break
+        erasing = bad(4, "erase", "busy", "--kind", "run", "--yes")
+        assert erasing.endswith("; wait until it ends, or erase it with --force")
+        assert bad(4, "settle", "busy", "1.1", "--not-done", "--yes").endswith(" UTC at least; wait until it is free")
+
+
 def test_storage_errors_name_commands(trip_store):
     session = Invocation("my agents.db")
     for module, said in (

@@ -497,7 +497,7 @@ STORED = [
     (Message, {"id": "m", "role": "user", "content": "x", "mood": 1}, "invalid.schema", "['mood']", "newer backtrail"),
     (Message, {"id": "m", "role": "user", "content": "x", "_NEEDED": 1}, "invalid.schema", "['_NEEDED']", "no field"),
     (Message, {"id": "m", "role": "user", "content": "x", 1: 1}, "invalid.schema", "[1]", "newer backtrail"),
-    (Message, ["id"], "invalid.argument", "a Message as data", "a mapping, not list"),
+    (Message, ["id"], "invalid.argument", "the data of a Message", "a mapping, not list"),
     (Message, {"id": "m", "role": "x", "content": "x"}, "invalid.argument", "role", "one of"),
     (
         Message,

@@ -290,7 +290,7 @@ def test_run_continues_after_an_unknown_commit(store, monkeypatch, lost_at, pure
 @pytest.mark.parametrize(
     ("fn", "args", "options", "says"),
     [
-        (5, (), {}, "is a function and its arguments"),
+        (5, (), {}, "takes a function and its arguments"),
         (lambda: 1, (), {"policy": "idempotent"}, "does not take it"),
         (lambda x: x, (threading.Lock(),), {}, r"arguments.args\[0\]"),
     ],

@@ -315,7 +315,7 @@ def test_a_call_counts_as_being_made_while_it_is_verified(store):
         held.wait(5)
         return Done("late")
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(Invalid, match="still being made"), store.run("s") as run:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Invalid, match="still in progress"), store.run("s") as run:
         iterations = run.iterations()
         next(iterations)
         late = pool.submit(run.tool, "book", book, verify=verify)
@@ -432,7 +432,7 @@ def test_a_lease_without_an_end_is_refused(store):
     ],
 )
 def test_nested_calls_and_messages_are_refused_in_calls(store, deed):
-    with pytest.raises(Invalid, match="behind the call"):
+    with pytest.raises(Invalid, match="Do it after the call"):
         once(store, lambda run: run.tool("outer", lambda: deed(run)))
 
 

@@ -267,7 +267,7 @@ def test_a_run_without_its_conversation_is_opened(store):
     with store.run("s") as run:
         assert run.conversation == "c"
     assert store.runs.load("s").status.name == "failed"
-    with pytest.raises(NotFound, match="is gone") as error:
+    with pytest.raises(NotFound, match="was deleted") as error:
         chat(store, agent=None)
     assert error.value.code == "not_found.conversation"
     assert store.runs.load("s").status.name == "failed"

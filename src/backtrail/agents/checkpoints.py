@@ -535,7 +535,7 @@ def manifests_of(engine: Engine, checkpoint: Any) -> tuple[str, int] | None:
 def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Place]:
     """Return the rows that the pointers name, with their thread records; `Corrupt` if a row is missing.
 
-    Erased threads are left out. Their rows are missing, or still hidden, so other threads need no look.
+    Erased threads are left out. Their rows are missing, or still hidden, so only such threads are checked.
     """
     records = BulkReader(reader).records(pointers)
     seqs = [(record.no, pointers[names].seq) for names, record in records.items()]
@@ -555,7 +555,7 @@ def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Pl
             continue
         row = stored.get((records[names].no, pointer.seq)) if names in records else None
         if row is None or row.root != pointer.root:
-            raise Corrupt("what it points at is missing", code="corrupt.row")
+            raise Corrupt("an agent's checkpoint points at a checkpoint that is missing", code="corrupt.row")
         places[names] = records[names], row
     return places
 
@@ -609,7 +609,7 @@ def _moves(reader: LogReader, targets: list[tuple[Tip, Row]]) -> Batch:
 def _refuse_erased(reader: LogReader, targets: list[tuple[Tip, Row]]) -> None:
     """Raise `Conflict` if another process erased a thread after the restore had looked at it: the restore is retried.
 
-    An erased thread has another root now, or none, so only such threads need a look.
+    An erased thread has another root now, or none, so only threads with another root are checked.
     """
     places = {(tip.record.space, tip.record.name): (tip.record, row.seq) for tip, row in targets}
     if manifests.erased_among(reader, places):

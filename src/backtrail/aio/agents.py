@@ -1,5 +1,5 @@
 # Made from src/backtrail/agents/repository.py by tools/generate_aio.py: change it there, then `make aio`.
-"""Agents of the async mirror, and the points to which each can be brought back."""
+"""Agents of the async mirror, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Agents:
     ) -> AutoCheckpoint:
         """Make a checkpoint of each agent now and every `interval` seconds, until the returned scheduler is stopped.
 
-        It is a task and needs a running event loop, in which `on_error` is called.
+        The scheduler is a task. It needs a running event loop, and calls `on_error` there.
 
         It skips agents without a state. Errors go to the log and to `on_error`, with the agent's id. It keeps the
         newest `keep` automatic checkpoints of each agent. With `enabled=False`, it does not start.

@@ -1,5 +1,5 @@
 # Made from src/backtrail/checkpoint.py by tools/generate_aio.py: change it there, then `make aio`.
-"""A checkpoint as users of the async mirror hold it: what is known at once, and what is awaited."""
+"""Checkpoints of the async mirror: properties return what the row says, and methods read the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Made from src/backtrail/conversations/repository.py by tools/generate_aio.py: change it there, then `make aio`.
-"""Conversations of the async mirror: what was said, each in a thread of its own."""
+"""Conversations of the async mirror: each conversation is a thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Conversations:
 
     @called
     async def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
-        """Save a conversation on top of its head. The id of a new one must not exist, unless `replace` is set."""
+        """Save a conversation. `Conflict` if it was changed or deleted since this value was loaded or saved.
+
+        A new conversation needs an id that does not exist yet. `replace` saves in both cases.
+        """
         return await self._executor.write(self._sync.save, conversation, replace=replace)
 
     @called

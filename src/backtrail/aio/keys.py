@@ -45,10 +45,12 @@ class Keys:
         data: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> KeyReport:
-        """Replace keys. `key` is the new key of the caller, which opens the store from now on; the data stays.
+        """Replace the caller's key, the keys of the data, or both.
 
-        With `data`, the store and all threads get new keys, everything is sealed with them, and the old keys are
-        destroyed. Other processes can write meanwhile. An interrupted rotation continues at the next call.
+        `key` is the new key of the caller: it opens the store from now on, and the data does not change. Without `key`
+        and `data`, the key that opened the store replaces the keys in its `previous`. With `data`, the store and all
+        threads get new keys, backtrail seals all data again, and it destroys the old keys. Other processes can write
+        meanwhile. If a rotation is interrupted, the next call continues it.
         """
         work = partial(self._sync.rotate, key, data=data)
         return await self._executor.watched(lambda tell: work(progress=tell), progress)

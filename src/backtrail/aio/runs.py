@@ -1,5 +1,5 @@
 # Made from src/backtrail/runs/repository.py by tools/generate_aio.py: change it there, then `make aio`.
-"""The runs of a store in the async mirror: what is known of each, and what an operator may do about it."""
+"""Runs of the async mirror: operators list, read, settle and erase them here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Made from src/backtrail/store.py by tools/generate_aio.py: change it there, then `make aio`.
-"""Stores of the async mirror: `open(url)`, and a `Store` that hands out handles and does the upkeep."""
+"""Stores of the async mirror: `open(url)`, and `Store`, which makes handles and maintains the store."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def open(  # noqa: A001 - as backtrail.open
 ) -> Opening[sync.Store, Store]:
     """Open a store; create it if it does not exist.
 
-    Say `async with aio.open(...) as store:`, or `await aio.open(...)`.
+    Use `async with aio.open(...) as store:`, or `await aio.open(...)`.
 
     `url` is a path, `sqlite:///path`, `file:///directory`, `postgresql://...` or `memory://`. With
     `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
@@ -349,7 +349,7 @@ class Store:
     def transaction(self) -> Transaction:
         """Make the writes of a block one atomic write. Until the block ends, only the block sees them.
 
-        The transaction belongs to the calling thread or task. If another writer changes one of its threads meanwhile,
+        The transaction belongs to the calling task. If another writer changes one of its threads meanwhile,
         the end of the block raises `Conflict` and nothing is written.
         """
         return Transaction(self._executor, self._sync.transaction)
@@ -358,10 +358,10 @@ class Store:
         """Write the checkpoints of a block many at a time, which is several times as fast as one by one.
 
         The writes of the block are stored in pieces of about 1,000 checkpoints, in their order. When the block ends,
-        all of them are durable. If an exception leaves the block, or the process dies, the store has a beginning of
-        them: the pieces that were full, each whole. The block belongs to the calling thread or task. If another writer
-        changes one of its threads meanwhile, a write or the end of the block raises `Conflict`, and the piece is not
-        stored. What a transaction refuses, such as a search, is refused here, too.
+        all of them are durable. If an exception leaves the block, or the process dies, the store has only the pieces
+        that were complete before. The block belongs to the calling task. If another writer changes one of
+        its threads meanwhile, a write or the end of the block raises `Conflict`, and the piece is not stored. The
+        block refuses the same calls as a transaction, such as a search.
         """
         return Transaction(self._executor, self._sync.bulk)
 
@@ -519,7 +519,7 @@ class Store:
         return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def close(self) -> None:
-        """Wait until all that was begun is done, and release the store's resources; twice is allowed."""
+        """Wait for the calls in progress, then release the store's resources. A second call does nothing."""
         await self._executor.close(self._sync.close)
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,7 @@
 # Made from src/backtrail/thread.py by tools/generate_aio.py: change it there, then `make aio`.
 """Threads of the async mirror: handles by which tasks save states and travel in time.
 
-A handle may be shared by tasks: what each of them last read or wrote through it is remembered for each apart.
+Tasks may share a handle. It remembers for each task what that task last read or wrote through it.
 """
 
 from __future__ import annotations
@@ -159,6 +159,8 @@ class Thread(Generic[S]):
     async def update(self, fn: Callable[[Any], S | Awaitable[S | None] | None], *, retries: int = 10) -> Checkpoint[S]:
         """Call `fn` with the state (None if there is none), and save the state that it returns.
 
+        `fn` runs in the event loop, and may be a coroutine function.
+
         If `fn` returns None, the given state is saved, with the changes that `fn` made in it. If another writer saves
         first, `fn` is called again with the new state, up to `retries` times; then `Conflict` is raised.
         """
@@ -303,7 +305,7 @@ class Thread(Generic[S]):
         Without a policy: hide checkpoints before the newest `keep_last` and older than `older_than` (each if given).
         Labelled and tagged checkpoints stay unless `keep_tagged` is False; if it is a list of tags, only those tags
         count. The head always stays, and so do checkpoints in `keep`, checkpoints saved after `until`, and checkpoints
-        that an agent checkpoint pins. Checkpoints out of view are counted apart: their newest `keep_last` stay, too.
+        that an agent checkpoint pins. Checkpoints out of view are counted separately: their newest `keep_last` stay.
         """
         return await self._executor.apart(
             self._sync.prune,

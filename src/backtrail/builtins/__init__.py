@@ -94,7 +94,8 @@ def _parsed(name: str, arguments: Any) -> dict[str, Any]:
             ) from error
     if not isinstance(arguments, Mapping):
         raise Invalid(
-            f"the arguments of {name} are an object, such as {{}}, not {short_repr(arguments)}", code="invalid.argument"
+            f"the arguments of {name} must be an object, such as {{}}, not {short_repr(arguments)}",
+            code="invalid.argument",
         )
     return dict(arguments)
 

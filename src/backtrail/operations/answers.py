@@ -109,7 +109,9 @@ def part(value: Any, *, max_chars: int, offset: int) -> dict[str, Any]:
     if offset == 0 and len(text) <= max_chars:
         return {"value": value, "truncated": False, "size": len(text), "next_offset": None}
     if offset > len(text):
-        raise Invalid(f"offset is from 0 to {len(text)}, the size of the value, not {offset}", code="invalid.argument")
+        raise Invalid(
+            f"offset must be from 0 to {len(text)}, the size of the value, not {offset}", code="invalid.argument"
+        )
     end = offset + max_chars
     return {
         "part": text[offset:end],

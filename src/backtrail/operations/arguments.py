@@ -2,8 +2,8 @@
 
 That is type, enum, minimum, maximum, minLength, maxLength, minItems, items, properties, required and
 additionalProperties, and the format date-time of an argument, which becomes a datetime. A schema without a type takes
-any JSON value. An error names the path of the argument and says
-what to send instead. Null means absent for an optional argument.
+any JSON value. An error names the path of the argument and describes a right value. Null means absent for an optional
+argument.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def _check(value: Any, schema: dict[str, Any], path: str) -> None:
         limit = (
             f"from {schema['minimum']} to {schema['maximum']}"
             if "maximum" in schema
-            else f"of {schema['minimum']} or more"
+            else f"of at least {schema['minimum']}"
         )
         raise _wrong(path, f"a whole number {limit}", value)
     if not schema.get("minLength", 0) <= _length(value) <= schema.get("maxLength", _length(value)):
         raise _wrong(path, f"a text of {schema['minLength']} to {schema['maxLength']} characters", value)
     if _length(value) < schema.get("minItems", 0):
-        raise _wrong(path, f"a list of {schema['minItems']} or more", value)
+        raise _wrong(path, f"a list with at least {schema['minItems']} item{'s' * (schema['minItems'] != 1)}", value)
     if schema["type"] == "array":
         for at, item in enumerate(value):
             _check(item, schema["items"], f"{path}[{at}]")
@@ -143,4 +143,4 @@ def _check_object(value: dict[str, Any], schema: dict[str, Any], prefix: str, ow
 
 
 def _wrong(path: str, wanted: str, value: Any) -> Invalid:
-    return Invalid(f"{path} is {wanted}, not {short_repr(value)}", code="invalid.argument", path=path)
+    return Invalid(f"{path} must be {wanted}, not {short_repr(value)}", code="invalid.argument", path=path)

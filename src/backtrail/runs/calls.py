@@ -107,24 +107,28 @@ class CallOptions(NamedTuple):
     def check(self, fn: Any) -> None:
         """Raise `Invalid` for wrong options, before the call has any effect."""
         if not callable(fn):
-            text = f"{self.kind} {self.name!r:.100} is a function and its arguments, not {fn!r:.100}"
+            text = f"{self.kind} {self.name!r:.100} takes a function and its arguments, not {fn!r:.100}"
             raise Invalid(text, code="invalid.argument")
         if self.policy == "idempotent" and not _takes_key(fn):
-            text = f"an idempotent {self.kind} is given key=, and {self.name!r:.100} does not take it"
+            text = f"the function of an idempotent {self.kind} gets key=, and {self.name!r:.100} does not take it"
             raise Invalid(text, code="invalid.argument")
         if type(self.name) is not str or not self.name:
-            raise Invalid(f"the name of a call is a text, not {self.name!r:.100}", code="invalid.argument")
+            raise Invalid(
+                f"the name of a call must be a non-empty string, not {self.name!r:.100}", code="invalid.argument"
+            )
         if self.policy not in POLICIES:
-            raise Invalid(f"policy is one of {', '.join(POLICIES)}, not {self.policy!r:.100}", code="invalid.argument")
+            raise Invalid(
+                f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r:.100}", code="invalid.argument"
+            )
         if self.key is not None and self.policy != "idempotent":
-            text = "key= is what an idempotent tool is given; for an argument of that name use functools.partial"
+            text = "key= requires policy='idempotent'; to pass an argument named key, use functools.partial"
             raise Invalid(text, code="invalid.argument")
         if self.verify is not None and not callable(self.verify):
-            raise Invalid(f"verify is a function, not {self.verify!r:.100}", code="invalid.argument")
+            raise Invalid(f"verify must be a function, not {self.verify!r:.100}", code="invalid.argument")
         for name, kind in (("irreversible", bool), ("retry", bool), ("key", str), ("tool_call_id", str)):
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
-                raise Invalid(f"{name} is a {kind.__name__}, not {value!r:.100}", code="invalid.argument")
+                raise Invalid(f"{name} must be a {kind.__name__}, not {value!r:.100}", code="invalid.argument")
 
 
 def _takes_key(fn: Callable[..., Any]) -> bool:
@@ -158,8 +162,8 @@ class CallContext:
         around = inside.get()
         if around is not None and around[0] is self:
             raise Invalid(
-                f"call {around[1]} of run {self.run.session_id!r} is being made: to {what} inside of it is not "
-                "possible, because a call that came to its end is not made again. Do it behind the call",
+                f"call {around[1]} of run {self.run.session_id!r} is in progress, and its function cannot {what}: a "
+                "replay skips the function, and would skip that, too. Do it after the call",
                 code="invalid.run",
             )
 
@@ -181,7 +185,7 @@ class CallContext:
             raise journal.diverged(forgotten, "nothing of the kind" if newest is None else described(newest))
         if self.under_way:
             raise Invalid(
-                f"call {min([*self.under_way])!r} of run {self.run.session_id!r} is still being made: wait for it "
+                f"call {min([*self.under_way])!r} of run {self.run.session_id!r} is still in progress: wait for it "
                 "before the iteration ends",
                 code="invalid.run",
             )
@@ -329,7 +333,7 @@ class Attempt:
         self._is_new = True
 
     def abandon(self) -> None:
-        """Take back what `begin` did, for a caller that will not hear the answer."""
+        """Undo what `begin` did, because the calling task was cancelled and gets no answer."""
         self._is_begun = False
         self._calls.under_way.discard(self.call.id)
         if self._is_new:
@@ -398,7 +402,7 @@ class Attempt:
         if self.outcome is NotDone:
             return None
         raise Invalid(
-            f"verify of {self.call.name} returns Done(result) or NotDone, not {self.outcome!r:.100}",
+            f"verify of {self.call.name} must return Done(result) or NotDone, not {self.outcome!r:.100}",
             code="invalid.argument",
         )
 
@@ -475,14 +479,14 @@ class Attempt:
         except Invalid as error:
             raise Invalid(
                 f"{error}. {described(self.call)} was called, and its result is not recorded: call {self.call.id} is "
-                f"in doubt. Say store.runs.settle({self._run.session_id!r}, {self.call.id!r}, result=...), or "
+                f"in doubt. Use store.runs.settle({self._run.session_id!r}, {self.call.id!r}, result=...), or "
                 "not_done=True to call it again",
                 code="invalid.value",
                 **error.details,
             ) from error
 
     def _release(self) -> None:
-        """Take note that the call is not being made any more. Without a result, it stays in doubt."""
+        """Record that the call is no longer in progress. Without a result, it stays in doubt."""
         with self._calls.recorder.uninterrupted():
             self._is_begun = False
             self._calls.under_way.discard(self.call.id)
@@ -491,7 +495,7 @@ class Attempt:
                 self._run.book.unask(self.call)
 
     def close(self) -> None:
-        """Take note that the call is not being made any more, if Ctrl-C came where nothing else could do so."""
+        """Record that the call is no longer in progress, if Ctrl-C prevented the code before from recording it."""
         if self._is_begun:
             inside.set(self._around)
             self._release()
@@ -515,8 +519,8 @@ class Attempt:
             return self._calls.values.copy(result.value, "result")
         except Invalid as invalid:
             raise Invalid(
-                f"{invalid}. {described(self.call)} (call {self.call.id}) was called and its result is recorded: "
-                f"resume run {self._run.session_id!r} with that class named, and it is given",
+                f"{invalid}. {described(self.call)} (call {self.call.id}) was called, and its result is recorded. To "
+                f"get the result, name that class in types= and resume run {self._run.session_id!r}",
                 code="invalid.value",
                 **invalid.details,
             ) from invalid
@@ -576,7 +580,10 @@ def text_of(error: BaseException) -> str:
 
 
 class _Text(str):
-    """The text of an exception without recorded args. Its repr has no quotes: `KeyError` prints the repr of its arg."""
+    """The recorded text of an exception whose args were not recorded. It is the only arg of the exception made again.
+
+    Its repr has no quotes. `KeyError` prints the repr of its arg, so it prints the recorded text.
+    """
 
     __slots__ = ()
     __repr__ = str.__str__

@@ -85,20 +85,20 @@ class Delivery:
         return {}
 
     def settle(self, data: dict[str, Any]) -> None:
-        """Set the conversation of a run after it was opened with this point."""
+        """Set the conversation of an opened run: that of its point `data`, or else the one that the run joins."""
         self.conversation = data.get("conversation", self._joining)
 
     def leave(self) -> None:
-        """Drop a conversation that the run was about to join: the run was only read."""
+        """Forget the conversation that the run was about to join, because the caller only reads the run."""
         self.conversation = None if self._joining else self.conversation
 
     def check(self) -> None:
         """Raise `NotFound` if the conversation was deleted and cannot be started again."""
         if self._missing is not None:
             raise NotFound(
-                f"the messages of run {self._session_id!r} go to conversation {self._missing!r}, which is gone, and "
-                "the run has no agent whose conversation it could be: save "
-                f"Conversation(agent_id, id={self._missing!r}), and open the run again",
+                f"run {self._session_id!r} writes to conversation {self._missing!r}, which was deleted. The run has no "
+                f"agent, so it cannot start the conversation again: save Conversation(agent_id, id={self._missing!r}), "
+                "and open the run again",
                 code="not_found.conversation",
             )
 
@@ -139,7 +139,7 @@ class Delivery:
 
 
 def _owed(messages: Iterable[dict[str, Any]]) -> list[Owed]:
-    """Return the messages of a run as owed ones, repairs with the id of the message that they answer."""
+    """Return the messages of a run as `Owed`. A repair gets the id of the message that it answers."""
     owed: list[Owed] = []
     call = None
     for data in messages:
@@ -149,7 +149,7 @@ def _owed(messages: Iterable[dict[str, Any]]) -> list[Owed]:
 
 
 def _merged(messages: list[Message], owed: Sequence[Owed]) -> list[Message]:
-    """Return the messages with the missing owed messages: repairs after their call, others at the end."""
+    """Add the missing owed messages: repairs after their call, others at the end. Return all messages."""
     merged = list(messages)
     ids = {each.id for each in merged}
     for data, behind in owed:

@@ -44,7 +44,7 @@ class Lease:
         if self._seconds > LEASE_MAX:
             raise Invalid(f"a lease is {LEASE_MAX} seconds at most; it is renewed", code="invalid.argument")
         if type(takeover) is not bool:
-            raise Invalid(f"takeover is True or False, not {takeover!r:.100}", code="invalid.argument")
+            raise Invalid(f"takeover must be True or False, not {takeover!r:.100}", code="invalid.argument")
         self._takeover = takeover
         self._owner = ""
         self._pid = 0
@@ -139,7 +139,7 @@ def check_free(session_id: str, data: dict[str, Any], now: int) -> None:
     until = when(term[2])
     raise Conflict(
         f"run {session_id!r} is being worked on by {term[0]}, until {until:%Y-%m-%d %H:%M:%S} UTC at least; wait, or "
-        f"take it over if that worker is gone: store.run({session_id!r}, takeover=True)",
+        "open the run with takeover=True if that worker is gone",
         code="conflict.lease",
         owner=term[0],
         until=until,

@@ -296,7 +296,7 @@ class Worker:
         """Raise the exception that leaves the block of the run and halts the run."""
         self.lease.check_open()
         if not isinstance(reason, str):
-            raise Invalid(f"a reason is a text, not {reason!r:.100}", code="invalid.argument")
+            raise Invalid(f"a reason must be a string, not {reason!r:.100}", code="invalid.argument")
         raise Halt(plain(reason), self)
 
     # -- the state ----------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def _strategy(given: Strategy | None) -> Strategy:
 
 def _as_data(messages: Any) -> list[dict[str, Any]]:
     if isinstance(messages, Message) or not isinstance(messages, Iterable):
-        raise Invalid(f"messages is a list of them, not {messages!r:.100}", code="invalid.argument")
+        raise Invalid(f"messages must be a list of messages, not {messages!r:.100}", code="invalid.argument")
     items = list(messages)
     wrong = [each for each in items if not isinstance(each, Message)]
     if wrong:
@@ -464,7 +464,7 @@ def _attributes(names: Any) -> frozenset[str]:
     items = [*names]
     wrong = [each for each in items if type(each) is not str]
     if wrong:
-        raise Invalid(f"the name of an attribute is a text, not {wrong[0]!r:.100}", code="invalid.argument")
+        raise Invalid(f"the name of an attribute must be a string, not {wrong[0]!r:.100}", code="invalid.argument")
     return frozenset(items)
 
 

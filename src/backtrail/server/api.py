@@ -139,23 +139,23 @@ class Jobs:
     """The jobs of a server: the newest 100, each for those with the access that started it."""
 
     def __init__(self) -> None:
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: OrderedDict[str, OperationJob] = OrderedDict()
         self._lock = threading.Lock()
 
-    def start(self, operation: Operation, store: Store, arguments: dict[str, Any], access: Access) -> Job:
+    def start(self, operation: Operation, store: Store, arguments: dict[str, Any], access: Access) -> OperationJob:
         """Start an operation in a thread of its own; one at a time for each access."""
         with self._lock:
             running = next((job for job in self._jobs.values() if job.is_running(operation.name, access)), None)
             if running is not None:
                 return running
-            job = Job(operation, store, arguments, access)
+            job = OperationJob(operation, store, arguments, access)
             self._jobs[job.id] = job
             if len(self._jobs) > _KEPT_JOBS:
                 self._jobs.popitem(last=False)
         threading.Thread(target=job.run, name=f"backtrail {operation.name}", daemon=True).start()
         return job
 
-    def get(self, job_id: str, access: Access) -> Job:
+    def get(self, job_id: str, access: Access) -> OperationJob:
         """Return a job, or `NotFound`."""
         job = self._jobs.get(job_id)
         if job is None or job.access != access:
@@ -163,7 +163,7 @@ class Jobs:
         return job
 
 
-class Job:
+class OperationJob:
     """A running or finished operation."""
 
     def __init__(self, operation: Operation, store: Store, arguments: dict[str, Any], access: Access) -> None:

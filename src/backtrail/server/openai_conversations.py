@@ -223,7 +223,7 @@ def _items(given: Any) -> list[Any]:
 def _limit(given: Any) -> int:
     limit = _LIMIT if given is None else int(given) if str(given).isdecimal() and len(str(given)) < 5 else 0  # noqa: PLR2004
     if not 1 <= limit <= _LIMIT_MAX:
-        raise Invalid(f"limit is from 1 to {_LIMIT_MAX}", code="invalid.argument", path="limit")
+        raise Invalid(f"limit must be from 1 to {_LIMIT_MAX}", code="invalid.argument", path="limit")
     return limit
 
 

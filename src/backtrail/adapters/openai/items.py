@@ -22,7 +22,7 @@ class NotJSON(Invalid, TypeError):  # noqa: N818 - named as its base is
 def message_of(item: Any, path: str) -> Message:
     """Return an item as a message; `NotJSON` with the path of a value that JSON cannot hold."""
     if not isinstance(item, dict):
-        raise NotJSON(f"{path} is a dict, not {type(item).__name__}", code="invalid.value", path=path)
+        raise NotJSON(f"{path} must be a dict, not {type(item).__name__}", code="invalid.value", path=path)
     try:
         raw = validation.json_value(item, path)
     except Invalid as error:

@@ -25,11 +25,13 @@ def message_data(given: Any) -> dict[str, Any]:
     """Return a `SessionMessage` as a message of the conversation; `Invalid` if it is none."""
     if not isinstance(given, SessionMessage):
         raise Invalid(
-            f"a message of a session is a SessionMessage, not {type(given).__name__}", code="invalid.argument"
+            f"a message of a session must be a SessionMessage, not {type(given).__name__}", code="invalid.argument"
         )
     number = given.message_id
     if type(number) is not int or number < 0:
-        raise Invalid(f"a message's id is a number from 0 on, not {number!r:.60}", code="invalid.id", path="message_id")
+        raise Invalid(
+            f"a message's id must be a number from 0 on, not {number!r:.60}", code="invalid.id", path="message_id"
+        )
     inner = given.to_message()
     if not isinstance(given.message, dict) or not isinstance(inner, dict):
         raise Invalid("a SessionMessage holds a message, which is a dict", code="invalid.value", path="message")

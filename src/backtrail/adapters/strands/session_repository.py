@@ -345,7 +345,9 @@ class BacktrailSessionRepository(SessionRepository):  # type: ignore[misc]
 
 def _agent_data(given: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(given, SessionAgent):
-        raise Invalid(f"an agent of a session is a SessionAgent, not {type(given).__name__}", code="invalid.argument")
+        raise Invalid(
+            f"an agent of a session must be a SessionAgent, not {type(given).__name__}", code="invalid.argument"
+        )
     return given.agent_id, _data_of(given)
 
 

@@ -1,8 +1,8 @@
 """`BacktrailStorage`: the bytes that Strands keeps under keys, such as the snapshots of agents, in a store.
 
-Each key is a thread, so each has a history. What is read is what was written, byte for byte. JSON is kept as data and
-text as text if the same bytes can be made of them again: then a write costs what changed, and `diff` and search know
-the content. The messages of a snapshot are the state's `messages`, where search finds them.
+Each key is a thread, so each has a history. A read returns exactly the bytes that were written. JSON is kept as data
+and text as text if the same bytes can be made of them again: then a write costs what changed, and `diff` and search
+know the content. The messages of a snapshot are the state's `messages`, where search finds them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BacktrailStorage:
     # -- the framework's interface ----------------------------------------------------------------------
 
     async def write(self, key: str, data: bytes) -> None:
-        """Keep data under a key, durable on return, instead of what is there."""
+        """Store data under a key, and replace its old data. The data is durable on return."""
         name, given = self._full(key), bytes(data)
         with _storage_errors():
             await self._adapter_store.write(partial(self._write, name, given), [given], surely=True)
@@ -78,7 +78,10 @@ class BacktrailStorage:
             try:
                 await self._search_strategy.index(self, _normalize_key(key), data)
             except Exception as error:
-                raise StorageError(f"Wrote '{key}' but indexing failed") from error
+                raise StorageError(
+                    f"the data of key {key!r} was stored, but search_strategy could not index it: {error}; write the "
+                    "data again to index it"
+                ) from error
 
     async def read(self, key: str) -> bytes | None:
         """Return the data of a key, or None."""
@@ -142,7 +145,7 @@ class BacktrailStorage:
 
     def _full(self, key: str) -> str:
         if not isinstance(key, str):
-            raise StorageError(f"a storage key is a text, not {type(key).__name__}")
+            raise StorageError(f"a storage key must be a string, not {type(key).__name__}")
         return f"{self._prefix}{_normalize_key(key)}"
 
     def _thread(self, key: str) -> Thread[Any]:

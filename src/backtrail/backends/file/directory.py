@@ -202,7 +202,7 @@ def make_directory(path: Path) -> None:
 
 
 def make(path: Path) -> None:
-    """Create a store in an empty directory. The caller has its lock."""
+    """Create a store in an empty directory. The caller holds the lock of the store."""
     first = LogGeneration(new_uid(), 1, None, 0, 1, 1)
     begin_file(path, first.uid, 1, 1)
     switch(path, first)
@@ -230,7 +230,7 @@ def begin_file(path: Path, uid: bytes, file: int, first: int) -> None:
 
 
 def switch(path: Path, to: LogGeneration) -> None:
-    """Replace `backtrail.store` by another generation. The caller has the lock; the files it names are on disk."""
+    """Replace `backtrail.store` by another generation, whose files are on disk. The caller holds the lock."""
     name = path / STORE
     new = name.with_name(STORE + NEW)
     try:
@@ -242,7 +242,7 @@ def switch(path: Path, to: LogGeneration) -> None:
 
 
 def sweep(path: Path, now: LogGeneration) -> None:
-    """Remove the files of older generations. The caller has the lock.
+    """Remove the files of older generations. The caller holds the lock.
 
     The base of the next generation stays, because another process may be writing it. If it is not used, a later sweep
     removes it.
@@ -269,7 +269,7 @@ def _is_leftover(name: str, now: LogGeneration) -> bool:
 
 
 def refuse_if_full(path: Path, size: int) -> None:
-    """Raise `Unavailable` if the disk has less than the `size` bytes for gc: a failed attempt leaves a log file."""
+    """Raise `Unavailable` if the disk has fewer than `size` bytes for gc. An attempt that fails leaves a log file."""
     try:
         disk = os.statvfs(path)
     except OSError as error:

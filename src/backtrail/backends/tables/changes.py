@@ -138,7 +138,10 @@ class DropList(NamedTuple):
 
 
 class SetMeta(NamedTuple):
-    """A change: set a number of the store: the current "epoch", the highest number of an "entry", or "verified"."""
+    """A change: set a number of the store.
+
+    "epoch" is the current epoch, "entry" the highest number of an index entry. Only earlier versions wrote "verified".
+    """
 
     name: str
     value: int

@@ -42,7 +42,7 @@ class _Source(NamedTuple):
     """A program whose data can be imported, by its adapter."""
 
     what: str
-    """What a file of it is."""
+    """The description of its file or database, for messages."""
     tables: frozenset[str] = frozenset()
     """The tables by which a database of it is recognised."""
     data: str = "database"
@@ -317,7 +317,7 @@ def _of_file(
 
 
 def _without_unused_key(session: Invocation) -> Invocation:
-    """Return the invocation without its key if the store is not encrypted: then the key is that of a file."""
+    """Return the invocation without its key if the store is not encrypted: the key then belongs to an export file."""
     from backtrail.errors import Invalid, NotFound
 
     if session.key() is None:
@@ -386,7 +386,7 @@ def copy(
 
 
 class TargetStore(Invocation):
-    """The store that a copy is written to. Its key is never that of the environment: that is the source's."""
+    """The store to which a copy is written. The key in the environment is not its key, but the source's."""
 
     def key(self) -> Key | None:
         """Return the key of --to-key-file; None for a plain store."""
