@@ -67,7 +67,6 @@ class Cluster:
     ("way", "rounds"),
     [
         ("hosts", 2),
-        ("proxy", 1),
         *(pytest.param(way, 25, marks=pytest.mark.torture) for way in ("hosts", "proxy")),
     ],
 )
