@@ -318,7 +318,7 @@ class _named:  # noqa: N801 - reads as a word in `with _named(checkpoint):`
         if isinstance(error, Corrupt) and error.checkpoint_id is None:
             name = self._checkpoint.id
             raise Corrupt(
-                f"checkpoint {name} of thread {self._checkpoint.thread_id!r} cannot be read: {error}",
+                log.unreadable(name, self._checkpoint.thread_id, str(error)),
                 code=error.code,
                 checkpoint_id=name,
             ) from error

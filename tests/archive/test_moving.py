@@ -574,7 +574,7 @@ def test_agent_with_lost_rows_is_not_exported(memory, tmp_path):
     (holder,) = backend.pins(record.no)[1]
     backend.commit(Batch(hide=((record.no, 1),), unpin=((record.no, 1, holder),)))
     memory.gc()
-    with pytest.raises(Corrupt, match="conversation 'c' lacks rows") as caught:
+    with pytest.raises(Corrupt, match="conversation 'c' is damaged: it lacks rows") as caught:
         memory.export(tmp_path / "1")
     assert caught.value.code == "corrupt.row"
     assert not [*tmp_path.iterdir()]

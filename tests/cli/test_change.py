@@ -109,7 +109,8 @@ def test_damaged_head_can_be_left(trip_store):
             thread.save({"n": n, "text": f"{n} " * 5000})
     with contextlib.closing(sqlite3.connect(docs.URL.removeprefix("sqlite:///"))) as connection, connection:
         connection.execute("UPDATE row SET payload = x'00' WHERE key = (SELECT max(key) FROM row)")
-    bad(5, "show", "big")
+    said = bad(5, "show", "big")
+    assert said.endswith("its row is damaged; `backtrail verify` lists all damage"), said
     assert "cannot be shown" in good("undo", "big", "--yes").err
 
 

@@ -36,9 +36,9 @@ class Owning(Suite):
         made = begun(store)
         store.conversations.delete("c")
         store.conversations.save(conversation("of b", agent_id="b"))
-        with pytest.raises(Conflict, match="belonged to agent 'a'"):
+        with pytest.raises(Conflict, match="of agent 'a'"):
             store.conversations.save(conversation("c", "other", agent_id="b"))
-        with pytest.raises(Conflict, match="belonged to agent 'a'"):
+        with pytest.raises(Conflict, match="of agent 'a'"):
             store.conversations.fork("of b", new_id="c")
         assert store.conversations.get("c") is None
         store.conversations.save(conversation("c", "again"))

@@ -135,7 +135,8 @@ class Manifests(Handle[Any]):
             own = tip.pointed.get((AGENT, self.id))
             pointer = manifests.pointer_to(tip.tree, (AGENT, self.id))
             if own.head is None if own else pointer is None:
-                raise NotFound(f"there is no agent {self.id!r}: save its state first", code="not_found.agent")
+                text = f"there is no agent {self.id!r}: check the id, or save the agent's state first"
+                raise NotFound(text, code="not_found.agent")
             checkpoint = self._record(session, tip, ManifestInfo(CHECKPOINT, name, description), kind)
             if keep is not None:
                 self._retire(session, keep)

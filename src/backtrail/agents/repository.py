@@ -100,7 +100,10 @@ class Agents(Collection):
         return state
 
     def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or raise `NotFound`. `at` is an older checkpoint of its thread or of the agent."""
+        """Return an agent's state, or raise `NotFound`.
+
+        `at` names an older state: by a checkpoint of the state's own thread, or by a checkpoint of the agent.
+        """
         checkpoint = self._load(agent_id, at)
         state = _state(checkpoint)
         self._set_head(state._saved, checkpoint)  # noqa: SLF001

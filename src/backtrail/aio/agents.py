@@ -40,7 +40,10 @@ class Agents:
 
     @called
     async def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or raise `NotFound`. `at` is an older checkpoint of its thread or of the agent."""
+        """Return an agent's state, or raise `NotFound`.
+
+        `at` names an older state: by a checkpoint of the state's own thread, or by a checkpoint of the agent.
+        """
         return await self._executor.apart(self._sync.load, agent_id, at=plain(at))
 
     @called

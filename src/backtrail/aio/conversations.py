@@ -56,11 +56,11 @@ class Conversations:
         *messages: Message | Mapping[str, Any] | Model,
         agent_id: str | None = None,
     ) -> Checkpoint[Any]:
-        """Append messages, all or none. Never conflicts.
+        """Append messages, all or none. If another writer is first, they come after its messages.
 
-        With an `agent_id`, a missing conversation is created for that agent, with a title. A message may be a dict
-        (from `Message.to_json`, OpenAI or Anthropic) or an object of their clients. `metadata["formats"]` of the
-        checkpoint lists the recognized formats.
+        With an `agent_id`, a missing conversation is created for that agent, with a title; without, it is `NotFound`. A
+        message may be a `Message`, its `to_json`, a dict in the form of OpenAI or Anthropic, or an object of their
+        clients. `metadata["formats"]` of the checkpoint lists the forms that were recognized.
         """
         found = await self._executor.write(self._sync.append, id, *messages, agent_id=agent_id)
         return Checkpoint(self._executor, found)

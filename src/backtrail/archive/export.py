@@ -263,7 +263,8 @@ class _Export:
                 if all(seq < erased for seq in needs.keys() - {row.seq for row in rows if row.root == needs[row.seq]}):
                     continue  # a restore skips what was erased
                 raise Corrupt(
-                    f"{space} {name!r} lacks rows that checkpoints of agent {record.name!r} need; nothing was exported",
+                    f"{space} {name!r} is damaged: it lacks rows that checkpoints of agent {record.name!r} need. "
+                    "Nothing was exported; verify() lists all damage",
                     code="corrupt.row",
                 )
 

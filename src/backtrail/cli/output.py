@@ -446,7 +446,8 @@ def count(number: int, one: str, many: str | None = None) -> str:
 class Progress:
     """A progress line on stderr, cleared at the end. Without a terminal, it prints nothing.
 
-    `totals` returns the approximate total of each unit, for a bar. It is only called for a terminal.
+    `totals` returns how many of each unit, such as threads, there are about, so that a bar can be drawn. It is called
+    only if stderr is a terminal.
     """
 
     def __init__(self, totals: Callable[[], dict[str, int]] | None = None) -> None:

@@ -54,6 +54,7 @@ _PHRASES: Final = (
         "pass --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0, --older-than or --idle",
     ),
     ("with export(path, threads=[id])", "with `backtrail export FILE --thread THREAD`"),
+    ("verify() lists", "`backtrail verify` lists"),
     ("verify(repair=True) gives", "`backtrail verify --repair` gives"),
     ("force=True undoes", "--force undoes"),
     ("erase it with force=True", "erase it with --force"),

@@ -89,11 +89,11 @@ class Conversations(Collection):
         *messages: Message | Mapping[str, Any] | Model,
         agent_id: str | None = None,
     ) -> Checkpoint[Any]:
-        """Append messages, all or none. Never conflicts.
+        """Append messages, all or none. If another writer is first, they come after its messages.
 
-        With an `agent_id`, a missing conversation is created for that agent, with a title. A message may be a dict
-        (from `Message.to_json`, OpenAI or Anthropic) or an object of their clients. `metadata["formats"]` of the
-        checkpoint lists the recognized formats.
+        With an `agent_id`, a missing conversation is created for that agent, with a title; without, it is `NotFound`. A
+        message may be a `Message`, its `to_json`, a dict in the form of OpenAI or Anthropic, or an object of their
+        clients. `metadata["formats"]` of the checkpoint lists the forms that were recognized.
         """
         checked = [_message(message) for message in messages]
         pairs = zip(checked, messages, strict=True)

@@ -94,7 +94,7 @@ class HeadMover:
         return head
 
     def _undo_target(self, tip: Tip, *, head: int, start: int, gone: int = 0) -> Row | None:
-        """Return the row whose head an undo restores, or None; `gone` is the seq that the caller is about to hide."""
+        """Return the row whose head an undo restores, or None. The row `gone` counts as hidden: it will be."""
         record = tip.record
 
         def nearest(seq: int) -> Row | None:
@@ -113,7 +113,7 @@ class HeadMover:
         return row._replace(hidden=row.hidden or over)
 
     def _redo_target(self, tip: Tip, *, head: int, start: int, gone: int = 0) -> Row | None:
-        """Return the row whose head a redo restores, or None; `gone` is the seq that the caller is about to hide."""
+        """Return the row whose head a redo restores, or None. The row `gone` counts as hidden: it will be."""
 
         def read(seq: int) -> Row | None:
             return self._as_seen(tip, self._reader.sound_row(tip.record, seq), gone)

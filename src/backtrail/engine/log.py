@@ -118,11 +118,17 @@ def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
         metadata, listed, origin = ormsgpack.unpackb(row.extra)
         ranges = None if listed is None else tuple((low, high) for low, high in listed)
     except (ValueError, TypeError) as error:
-        raise Corrupt(f"row {row.seq} is damaged ({error})", code="corrupt.row") from error
+        raise Corrupt(f"row {row.seq} is damaged", code="corrupt.row") from error
     numbers = [seq for pair in ranges or () for seq in pair]
     if type(metadata) is not bytes or type(origin) not in (str, type(None)) or any(type(n) is not int for n in numbers):
         raise Corrupt(f"row {row.seq} is damaged", code="corrupt.row")
     return metadata, ranges, origin
+
+
+def unreadable(checkpoint: str, thread: str, why: str) -> str:
+    """Return the message for a damaged checkpoint, with what to do. `why` may be such a message."""
+    start, hint = f"checkpoint {checkpoint} of thread {thread!r} cannot be read: ", "; verify() lists all damage"
+    return start + why.removeprefix(start) + ("" if "verify(" in why else hint)
 
 
 def check_of(columns: tuple[Any, ...], uid: bytes) -> bytes:

@@ -226,8 +226,8 @@ def refuse_other_agent(reader: LogReader, record: ThreadRecord, agent: str | Non
     tip = reader.tip(SPACE, owner)
     if tip is not None and tip.head is not None:
         raise Conflict(
-            f"{record.space} {record.name!r} belonged to agent {owner!r}, whose checkpoints can restore it; "
-            "use another id",
+            f"the id {record.name!r} was that of a {record.space} of agent {owner!r}, which the agent's checkpoints "
+            "can restore; use another id",
             code="conflict.agent",
         )
 

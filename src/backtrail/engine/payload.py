@@ -130,7 +130,7 @@ def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:
         rep, listed = ormsgpack.unpackb(data)
         kinds: list[tuple[bytes, bytes]] = [(kind, data) for kind, data in listed]
     except (ValueError, TypeError) as error:
-        raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
+        raise Corrupt("its row is damaged", code="corrupt.row") from error
     if not isinstance(rep, bytes) or not rep or not all(type(part) is bytes for pair in kinds for part in pair):
         raise Corrupt("its row is damaged", code="corrupt.row")
     inlined = {digest_of(kind, data): Node(kind, data) for kind, data in kinds}
@@ -144,7 +144,7 @@ def read_delta(payload: bytes, nodes: Nodes | None = None) -> list[Op]:
     try:
         ops: Any = ormsgpack.unpackb(data)
     except (ValueError, TypeError) as error:
-        raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
+        raise Corrupt("its row is damaged", code="corrupt.row") from error
     if not isinstance(ops, list) or not all(map(is_op, ops)):
         raise Corrupt("its row is damaged", code="corrupt.row")
     return ops

@@ -206,12 +206,12 @@ class LogReader:
 
     def damaged(self, record: ThreadRecord, seq: int, why: str, code: str = "corrupt.row") -> Corrupt:
         """Return the error for a checkpoint that cannot be read. `why` may be the text of another such error."""
-        if code == "corrupt.row" and (there := self.row(record, seq)) is not None and there.check == ERASED:
-            why = "its key was destroyed: it was erased, or this is a copy from before the keys were rotated"
-            code = "corrupt.erased"
         name = log.checkpoint_id(record.uid, seq)
-        told = f"checkpoint {name} of thread {record.name!r} cannot be read: "
-        return Corrupt(told + why.removeprefix(told), code=code, checkpoint_id=name)
+        if code == "corrupt.row" and (there := self.row(record, seq)) is not None and there.check == ERASED:
+            text = f"checkpoint {name} of thread {record.name!r} cannot be read: its key was destroyed: it was erased"
+            text += ", or this is a copy from before the keys were rotated"
+            return Corrupt(text, code="corrupt.erased", checkpoint_id=name)
+        return Corrupt(log.unreadable(name, record.name, why), code=code, checkpoint_id=name)
 
     def path(self, record: ThreadRecord, row: Row) -> log.Ranges:
         """Return the ranges of seq from the root to a checkpoint.

@@ -468,7 +468,7 @@ class Attempt:
             recorder.record(run, entries)
 
     def _recordable(self, result: Result) -> Result:
-        """Return a result that can be stored, or raise `Invalid`: then the call is in doubt."""
+        """Return a result in a form that can be stored; `Invalid` if there is none: then the call stays in doubt."""
         values = self._calls.values
         with suppress(Invalid):
             return result._replace(value=values.copy(result.value, "result"))

@@ -77,9 +77,9 @@ class RunThread(Thread[Any]):
         default: Expect,
         onto: Ref | None = None,
     ) -> Checkpoint[Any]:
-        """Write a new checkpoint with a changed state, and change the state in the run's point, in one transaction.
+        """Write a checkpoint with a changed state, and change the point from which the run resumes, in one transaction.
 
-        Raise `Invalid` for a change of anything but the state.
+        Raise `Invalid` if the change is not within the user's part of the checkpoint, its `state`.
         """
         if not isinstance(propose, edits.Append | edits.Put | edits.Cut) or propose.path[:1] != ("state",):
             raise Invalid(

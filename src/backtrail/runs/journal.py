@@ -591,7 +591,8 @@ def journal_of(seen: Mapping[str, Any]) -> dict[str, Any]:
         own = records[begun["tool_calls"] :] if "entries" in fields and begun and seen["iteration"] else []
         return {**fields, "zero": _whole(fields["zero"], zero, records), "calls": _whole(calls, own, records)}
     except (KeyError, IndexError, TypeError) as error:
-        raise Corrupt("the journal of a run's checkpoint is damaged", code="corrupt.state") from error
+        text = "the calls that a checkpoint of a run records are damaged; verify() lists all damage"
+        raise Corrupt(text, code="corrupt.state") from error
 
 
 def _whole(entries: list[Any], own: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Any]:

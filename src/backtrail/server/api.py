@@ -70,8 +70,9 @@ async def _arguments(operation: Operation, ctx: Context) -> dict[str, Any]:
         given = await ctx.json()
         if ctx.request.url.query:
             raise Invalid("this method takes its arguments in the body, not in the query", code="invalid.argument")
-    if any(name in given for name in ctx.params):
-        raise Invalid("an argument of the path cannot be given again", code="invalid.argument")
+    for name in ctx.params:
+        if name in given:
+            raise Invalid(f"{name} is in the path already: omit it in the query or body", code="invalid.argument")
     expected = _if_match(operation, ctx.request)
     if expected is not None:
         given["expect"] = expected

@@ -174,7 +174,8 @@ def _parsed(line: str, path: Path) -> LogGeneration:
         )
     fields = _LINE.fullmatch(line)
     if fields is None:
-        raise Corrupt(f"{path / STORE}: cannot be read", code="corrupt.store")
+        text = f"{path / STORE}: this file is damaged, so the store cannot be opened; restore a backup"
+        raise Corrupt(text, code="corrupt.store")
     base = fields["base"]
     return LogGeneration(
         bytes.fromhex(fields["uid"]),

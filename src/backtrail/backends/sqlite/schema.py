@@ -346,7 +346,7 @@ def _checked(connection: apsw.Connection, path: str) -> apsw.Connection:
 
 def _refuse_other_formats(version: int, path: str) -> None:
     if version == 0:
-        raise NotFound(f"{path}: is empty: it has no store yet", code="not_found.store")
+        raise NotFound(f"{path}: is empty: open it once for writing to create a store in it", code="not_found.store")
     if version < READABLE_FROM:
         raise Unavailable(
             f"{path}: has the older format {version}: open it once for writing to convert it",

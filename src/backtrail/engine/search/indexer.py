@@ -172,7 +172,7 @@ _MOST: Final = 1 << 24
 
 
 class Where(NamedTuple):
-    """The threads whose messages a search looks at; `None` means any."""
+    """A filter: the threads whose messages a search looks at. A field that is None filters nothing."""
 
     space: str | None = None
     agent: str | None = None

@@ -115,7 +115,7 @@ def build_container(code: int, attrs: tuple[str, int, str] | None, parts: list[A
     if code == msgpack.DICT:
         return mapping
     if attrs is None:
-        raise Corrupt("a stored record has no schema", code="corrupt.encoding")
+        raise Corrupt("a stored object does not name its class", code="corrupt.encoding")
     return types.load(Record(*attrs, mapping))
 
 
