@@ -193,9 +193,18 @@ class PatroniCluster:
     def fail_over(self, kind, sleep):
         """Let the primary fail; return when another server is the primary and the cluster is complete again."""
         former = self.primary()
-        getattr(self, f"_{kind}")(former, sleep)
-        wait_for(lambda: self.primary() not in (None, former), seconds=120)
-        wait_for(self._is_complete, seconds=180)
+        try:
+            getattr(self, f"_{kind}")(former, sleep)
+            wait_for(lambda: self.primary() not in (None, former), seconds=120)
+            wait_for(self._is_complete, seconds=180)
+        except AssertionError as error:
+            raise AssertionError(f"{kind} of server {former}: {error}\n{self._report()}") from error
+
+    def _report(self):
+        """What the servers tell of themselves, and the ends of their logs."""
+        logs = {f"patroni{n}": (self._home / f"patroni{n}.log").read_text(errors="replace") for n in NODES}
+        ends = [f"{name}:\n" + "\n".join(text.splitlines()[-40:]) for name, text in logs.items()]
+        return "\n".join([*(f"{n}: {self._status(n)}" for n in NODES), *ends])
 
     def _kill(self, n, sleep):
         self._signal(n, signal.SIGKILL)
@@ -206,7 +215,7 @@ class PatroniCluster:
     def _switch(self, n, sleep):
         body = json.dumps({"leader": f"node{n}"}).encode()
         asked = urllib.request.Request(f"http://{ip(n)}:8008/switchover", body, {"Content-Type": "application/json"})
-        while self.primary() == n:
+        while self.primary() in (n, None):  # None also if a server answers late
             with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=60):  # Patroni may refuse a while
                 pass
             sleep(1)
