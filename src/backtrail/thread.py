@@ -93,8 +93,10 @@ class Handle(Generic[S]):
         self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, self.id)
         self._redact = engine.options.redact
-        self._expected: weakref.WeakKeyDictionary[object, list[Expect | Row]] = weakref.WeakKeyDictionary()
-        """The expected head of each caller, or its row, in a list of one item."""
+        self._expected: weakref.WeakKeyDictionary[object, list[Expect | tuple[int, bytes]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """The expected head of each caller, or the head and op_id of its row, in a list of one item."""
 
     def _tip(self, newest: Row | None = None) -> Tip | None:
         """Return the tip of the thread; None if there is no thread. One read, if this process wrote the newest row.
@@ -176,9 +178,9 @@ class Handle(Generic[S]):
     def _expectation(self) -> Expect:
         """Return the head that the current caller's next save expects."""
         expected = self._expectation_of(transaction.current())[0]
-        return expected if type(expected) is Expect else Expect(expected.head, expected.op_id)
+        return expected if type(expected) is Expect else Expect(*expected)
 
-    def _expectation_of(self, caller: object) -> list[Expect | Row]:
+    def _expectation_of(self, caller: object) -> list[Expect | tuple[int, bytes]]:
         return self._expected.get(caller) or self._expected.setdefault(caller, [ANYTHING])
 
     def _expect(self, tip: Tip | None) -> None:
@@ -206,7 +208,7 @@ class Handle(Generic[S]):
         session, group = engine.session, engine.open_group
         overlay = session.overlay
         expectation = self._expectation_of(transaction.current())
-        before = expectation[0].head
+        before = expectation[0][0]
         if overlay is not None:
             known = overlay.known_tips.get(shared) or self._current_tip(session)
             tip = session.writer.save(self._key, propose, meta, expected, known, find)
@@ -339,11 +341,13 @@ class Handle(Generic[S]):
         return self._checkpoint(tip, row, tags=()).state, Expect(row.seq, row.op_id)
 
 
-def _set_expectation(expected: list[Expect | Row], head: Row | None, undo: list[Callable[[], None]] | None) -> None:
+def _set_expectation(
+    expected: list[Expect | tuple[int, bytes]], head: Row | None, undo: list[Callable[[], None]] | None
+) -> None:
     """Set the head that a caller expects; `undo` gets an action that resets it."""
     if undo is not None:
         undo.append(partial(expected.__setitem__, 0, expected[0]))
-    expected[0] = _NO_HEAD if head is None else head
+    expected[0] = _NO_HEAD if head is None else (head.head, head.op_id)
 
 
 _NO_HEAD: Final = Expect(NOTHING)

@@ -216,21 +216,31 @@ class Indexing(Suite):
         assert overtook
         assert store.search("fox", wait=False) == []
 
-    def test_slow_indexer_adds_nothing_that_gc_erased(self, store: Store) -> None:
+    @pytest.mark.parametrize("during", [False, True], ids=["after gc", "during gc"])
+    def test_slow_indexer_adds_nothing_that_gc_erased(self, store: Store, *, during: bool) -> None:
         thread = say(store, "fox one", "fox two")
         backend = store._backend
         at = "index_new" if isinstance(backend, IndexesMany) else "index"
-        call = getattr(backend, at)
+        call, next_epoch = getattr(backend, at), backend.next_epoch
         overtook: list[int] = []
 
         def overtaken(*arguments: Any) -> Any:
-            if not overtook:
-                gone = head(thread)
-                thread.rewind("@-")
-                thread.delete_checkpoint(gone)
-                overtook.append(1)
+            if overtook:
+                return call(*arguments)
+            overtook.append(1)
+            gone = head(thread)
+            thread.rewind("@-")
+            thread.delete_checkpoint(gone)
+            done: list[Any] = []
+
+            def write() -> int:
+                if during:
+                    done.append(call(*arguments))
+                return next_epoch()
+
+            with mock.patch.object(backend, "next_epoch", write):
                 assert store.gc(erase=True).rows == 1
-            return call(*arguments)
+            return done[0] if done else call(*arguments)
 
         with mock.patch.object(backend, "group", nullcontext), mock.patch.object(backend, at, overtaken):
             store.index()

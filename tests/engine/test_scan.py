@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.engine.schema.registry import Types
-from backtrail.engine.tree import msgpack, nodes, scan
+from backtrail.engine.tree import chunked, msgpack, nodes, scan
 from backtrail.engine.tree import tree as tree_ops
 from backtrail.engine.tree.encode import Packer
 from backtrail.engine.tree.nodes import LEAF
-from backtrail.errors import Invalid
+from backtrail.errors import Corrupt, Invalid
 from backtrail.store import Store
 from tests.support.lengths import fewer
 from tests.support.strategies import TYPES, decode, encode, same, sizes, small_items, values
@@ -171,6 +171,15 @@ def test_ext_and_fragment_are_refused_in_a_changed_state(make):
         changed[place] = make()
         with pytest.raises(Invalid, match=rf"state\[{place}\]"):
             scan.changes(before, changed, TYPES)
+
+
+def test_leaf_that_is_another_kind_of_node_is_corrupt(scale):
+    before = encode(messages(100))
+    digest = nodes.as_ref(before.rep).digest
+    chunk = nodes.Chunk.make(digest, 1, 500, None)
+    forged = chunked.Spine(msgpack.LIST, None, ([], [chunk])).close(before.nodes)
+    with pytest.raises(Corrupt, match="another kind"):
+        scan.changes(tree_ops.Tree(forged, before.nodes), ["a"], TYPES)
 
 
 def test_error_names_the_path_of_the_bad_value():

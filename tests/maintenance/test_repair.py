@@ -130,6 +130,15 @@ class TestSqlite:
         with sqlite(path) as connection:
             assert connection.execute("SELECT count(*) FROM row WHERE key >> 32 = 1").get == 0
 
+    def test_listing_goes_on_after_a_lost_thread(self, path):
+        with backtrail.open(path) as store:
+            for name in "abc":
+                store.thread(name).save({"n": 1})
+        with sqlite(path) as connection:
+            connection.execute("DELETE FROM thread WHERE no = 3")
+        with backtrail.open(path, read_only=True) as store:
+            assert [info.id for info in store.threads(limit=1)] == ["b"]
+
     @pytest.mark.parametrize("rows", [1, 2, 3])
     def test_an_agent_works_on_without_a_misplaced_row(self, path, rows):
         with backtrail.open(path) as store:

@@ -64,7 +64,9 @@ _TRIES: Final = 8
 _BATCH: Final = throttle.SLICE
 """Rows per transaction: a writer waits for one transaction at most."""
 _GROUP: Final = 8
-"""Short threads that are changed in one durable commit, so that few commits wait for the disk."""
+"""The most threads that are changed in one durable commit, so that few commits wait for the disk."""
+_SMALL: Final = 32 * 1024
+"""The most bytes of the state of a thread in such a group: a writer waits until all of the group is read and packed."""
 
 
 def threads(reader: LogReader) -> Iterator[ThreadRecord]:
@@ -79,19 +81,22 @@ def threads(reader: LogReader) -> Iterator[ThreadRecord]:
 
 
 def _thread_groups(reader: StoreReader) -> Iterator[list[ThreadRecord]]:
-    """Yield every thread of the store, short threads in groups."""
-    short: list[ThreadRecord] = []
+    """Yield every thread of the store, short threads of small states in groups of at most one slice of rows."""
+    group: list[ThreadRecord] = []
+    rows = 0
     for record in threads(reader):
         newest = reader.backend.newest(record.no)
-        if newest is not None and newest.seq > _BATCH:
+        count, size = (newest.seq, newest.size) if newest is not None else (0, 0)
+        if count > _BATCH or size > _SMALL:
             yield [record]
             continue
-        short.append(record)
-        if len(short) == _GROUP:
-            yield short
-            short = []
-    if short:
-        yield short
+        if group and (len(group) == _GROUP or rows + count > _BATCH):
+            yield group
+            group, rows = [], 0
+        group.append(record)
+        rows += count
+    if group:
+        yield group
 
 
 def _together(
@@ -144,18 +149,20 @@ def collect(
         if erase and count:
             with pace.write():
                 indexer.outdate(backend, record.no)
-        marked[record.no] = _mark(reader, record, live)
         return count
 
     for group in _thread_groups(reader):
         removed += _together(reader, group, paced, collect_one)
-        if progress:
-            for count in range(len(marked) - len(group) + 1, len(marked) + 1):
-                progress("threads", count)
+        for record in group:
+            marked[record.no] = _mark(reader, record, live)
+            if progress:
+                progress("threads", len(marked))
     for record in threads(reader):
         _mark_newer(reader, record, live, marked.get(record.no, 0))
     repacked = _repack(reader, live, paced, progress)
     chunks, size = _sweep(reader, live, epoch, paced, progress)
+    if erase:
+        indexer.catch_up(reader, known=True)  # a worker may have indexed meanwhile what it had read before
     backend.reclaim(erase=erase)
     return GcReport(removed, chunks, size, repacked)
 

@@ -388,7 +388,7 @@ class _Pending:
         if not size:
             self._account.add_unchanged(chosen)
         elif size > _MANY:
-            self._prune_one(tip)
+            self._prune_one(tip, chosen)
         else:
             self._threads.append((Doomed(tip, pins, chosen.gone), chosen))
             self.rows += size
@@ -402,21 +402,23 @@ class _Pending:
             with self._pace.write():
                 self._mover.hide_all([each for each, _ in threads])
         except Stale:
-            for each, _ in threads:
-                self._prune_one(each.tip)
+            for each, chosen in threads:
+                self._prune_one(each.tip, chosen)
         else:
             for each, chosen in threads:
                 self._account.add(each.tip.record, chosen)
 
-    def _prune_one(self, known: Tip) -> None:
-        """Prune one thread as of a tip: what was saved since stays. Try again if another writer changes it."""
-        record = known.record
-        result = Sorted({}, [])
+    def _prune_one(self, known: Tip, chosen: Sorted) -> None:
+        """Prune one thread. If another writer changes it, choose again among the checkpoints in `chosen.gone`."""
+        record, kept = known.record, dict(chosen.kept)
+        result = chosen
 
-        def choose(_: Tip) -> Tagged:
+        def choose(tip: Tip) -> Tagged:
             nonlocal result
-            result = retention.sort_out(self._reader, known, self._rules, self.holders)
-            return result.gone
+            now = retention.sort_out(self._reader, tip, self._rules, self.holders, until=known.newest.seq)
+            gone = {seq: tags for seq, tags in now.gone.items() if seq not in kept}
+            result = Sorted(gone, sorted([*now.kept, *((seq, kept[seq]) for seq in now.gone if seq in kept)]))
+            return gone
 
         try:
             hidden = self._mover.hide(ThreadKey(record.space, record.name, record.agent), choose)

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import apsw
 import pytest
 
 import backtrail
@@ -130,6 +131,32 @@ def test_a_store_survives_fork_in_parent_and_child(tmp_path: Path) -> None:
         assert sorted(thread.load().state["n"]) == ["child", "parent"]
     with backtrail.open(path) as store:
         assert sorted(store.thread("t").load().state["n"]) == ["child", "parent"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
+def test_child_forked_while_a_store_is_opened_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.db"
+    backtrail.open(path).close()
+    children: list[int] = []
+
+    class Forking(apsw.Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if not children:
+                children.append(os.fork())
+                if children == [0]:
+                    code = 1
+                    try:
+                        backtrail.open(path)
+                    except backtrail.Unavailable as error:
+                        code = 0 if error.code == "unavailable.forked" else 2
+                    finally:
+                        os._exit(code)
+
+    monkeypatch.setattr(apsw, "Connection", Forking)
+    backtrail.open(path).close()
+    _, status = os.waitpid(children[0], 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 COLD = """

@@ -574,7 +574,8 @@ CREATE TABLE {schema}.activity (
 CREATE INDEX activity_agent ON {schema}.activity (agent, space, second) WHERE agent IS NOT NULL;
 CREATE TABLE {schema}.unindexed (thread bigint PRIMARY KEY);
 
--- The trigger has the rights of the role that saves. So roles that may use `thread` may use these as well.
+-- The trigger has the rights of the role that saves. So roles that may use `thread` may use these as well, and roles
+-- that may update it may also delete here.
 DO $$
 DECLARE
     allowed record;
@@ -583,7 +584,9 @@ BEGIN
         FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
         WHERE c.oid = '{literal}.thread'::regclass AND a.grantee <> c.relowner
         AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE') LOOP
-        EXECUTE format('GRANT %s ON %s.activity, %s.unindexed TO %s', allowed.what, '{literal}', '{literal}',
+        EXECUTE format('GRANT %s ON %s.activity, %s.unindexed TO %s',
+                       CASE allowed.what WHEN 'UPDATE' THEN 'UPDATE, DELETE' ELSE allowed.what END,
+                       '{literal}', '{literal}',
                        CASE WHEN allowed.grantee = 0 THEN 'PUBLIC' ELSE allowed.grantee::regrole::text END);
     END LOOP;
 END $$;

@@ -310,8 +310,9 @@ class SharedConnection:
             )
         stamp = _stamp_at(self.path)
         self.refuse_other(stamp and stamp[:2])  # a child process opens it again
-        self._connection, self.log, self._immutable, self.planted = self._connect()
-        self._cursor = self._connection.cursor()
+        opened = self._connect()
+        self._cursor = opened.connection.cursor()
+        self._connection, self.log, self._immutable, self.planted = opened
         self._stamp = stamp or (0, 0, 0, 0)  # of before: a file put in its place since then is noticed
         self.file = self.file or ((stamp := _stamp_at(self.path)) and stamp[:2])
         return self._connection
@@ -359,7 +360,8 @@ class SharedConnection:
         Closing it would roll back, which would affect the parent's transaction. So it is never closed, not even when
         the interpreter ends, and this process opens no other connection to the file.
         """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._cursor))  # it refers to its connection
+        if self._connection is not None:  # else the process was forked while it opened the store
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._cursor))  # it refers to its connection
         self._connection = self.log = None
         self._lock = threading.RLock()
         _abandoned.add(self.path)

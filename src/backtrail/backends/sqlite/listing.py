@@ -64,7 +64,7 @@ def most_active(
                 break
             place, size = read[-1][:2], 2 * size
         threads = {entry[0]: entry for entry in fetch_each(connection, "threads_numbered", [no for _, no in page])}
-    return [_at(time, *_listed(threads[no])) for time, no in page if no in threads]
+    return [_at(time, *_listed(threads[no])) for time, no in page]
 
 
 def _time(recorded: int, created_at: object) -> int:

@@ -43,9 +43,11 @@ SELECT {listed_columns} {with_head}
 SELECT {listed_columns} FROM thread CROSS JOIN row ON key = {newest_key} WHERE no
 
 -- name: active_threads
-SELECT activity.time, no, row.created_at, head FROM (SELECT thread AS no, time FROM activity
+-- A thread whose record was lost has no head here.
+SELECT activity.time, no, row.created_at, uid IS NOT NULL AND head
+FROM (SELECT thread AS no, time FROM activity
 WHERE space = ? AND (time, thread) < (?, ?) ORDER BY time DESC, thread DESC LIMIT ?) activity
-LEFT JOIN row ON key = {newest_key} ORDER BY activity.time DESC, no DESC
+LEFT JOIN thread USING (no) LEFT JOIN row ON key = {newest_key} ORDER BY activity.time DESC, no DESC
 
 -- name: has_activity
 SELECT count(*) FROM sqlite_schema WHERE name = 'activity'

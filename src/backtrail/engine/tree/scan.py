@@ -132,7 +132,7 @@ class _Scan:
         node = self.nodes.at_hand(chunk.digest)
         if node is None:
             return self._is_unread_leaf(chunk, values, partial(self._leaf, code, parts, pos, where))
-        if chunk.size > _PACKED_MAX:
+        if chunk.size > _PACKED_MAX or node.kind != LEAF:  # a node of another kind is damage, which a read reports
             return False
         if not mapping and (node.exact is None or node.exact[0] is not node.data):
             flat = records.flat_leaf(node, self._types, self._records)
