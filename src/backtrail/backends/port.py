@@ -548,8 +548,9 @@ class Maintenance(Protocol):
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         """Put the chunks, and replace the stored rows with the same seq and op_id; return the number replaced.
 
-        The stored `hidden` flag stays. A row whose payload is None keeps the stored payload. Only a base row (its
-        `base` is its own seq) may replace a base row, because the rows before it may have been removed.
+        The new rows have the head and the time of the stored ones: they are the same checkpoints, stored otherwise. The
+        stored `hidden` flag stays. A row whose payload is None keeps the stored payload. Only a base row (its `base` is
+        its own seq) may replace a base row, because the rows before it may have been removed.
         """
 
     def reclaim(self, *, erase: bool = False) -> None:

@@ -100,7 +100,8 @@ def _answer(backend: Any, action: Any, earlier: Batch) -> Any:  # noqa: PLR0911 
             case "remove":
                 return [backend.remove_rows(no, range(6)) for no in range(4)]
             case "rewrite":
-                return backend.rewrite(1, [row(seq, op_id=b"1", payload=b"rewritten") for seq in range(4)])
+                stored = [*backend.rows(1, [(0, 2)]), row(3)]
+                return backend.rewrite(1, [each._replace(op_id=b"1", payload=b"rewritten") for each in stored])
             case "reclaim":
                 return backend.reclaim()
     except (Stale, Vanished, MissingChunks) as answer:
