@@ -22,9 +22,14 @@ def test_failovers_of_patroni_lose_nothing(way):
     with PatroniCluster() as cluster:
         clients = Clients(cluster.url if way == "hosts" else cluster.proxy_url)
         clients.start()
+        faults = []
         for kind in itertools.islice(itertools.cycle(KINDS), ROUNDS):
             before = clients.progress()
+            faults.append((kind, time.time()))
             cluster.fail_over(kind, time.sleep)
             wait_for(lambda before=before: all(map(operator.gt, clients.progress(), before)), seconds=120)
         clients.stop()
-        clients.check(cluster.primary_url())
+        try:
+            clients.check(cluster.primary_url())
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nfaults: {faults}\nhistory: {cluster.history()}") from error

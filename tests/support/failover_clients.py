@@ -42,7 +42,8 @@ class Writer(Client):
         super().__init__(url, ended)
         self.name_ = name
         self.numbers = itertools.count()
-        self.acknowledged = {"own": [], "shared": []}
+        self.acknowledged = {"own": {}, "shared": {}}
+        """When each item was acknowledged."""
 
     def work(self):
         number = next(self.numbers)
@@ -53,7 +54,7 @@ class Writer(Client):
             except backtrail.CommitUnknown:
                 time.sleep(0.5)
                 continue  # it may be there or not, but never twice
-            self.acknowledged[which].append(item)
+            self.acknowledged[which][item] = time.time()
 
 
 class Reader(Client):
@@ -161,8 +162,9 @@ class Clients:
                 own = store.thread(writer.name_).load().state["items"]
                 assert len(set(own)) == len(own)
                 for kept, acknowledged in ((own, writer.acknowledged["own"]), (shared, writer.acknowledged["shared"])):
-                    assert set(acknowledged) <= set(kept)
-                    places = [kept.index(item) for item in acknowledged[-200:]]
+                    there = set(kept)
+                    assert {item: at for item, at in acknowledged.items() if item not in there} == {}
+                    places = [kept.index(item) for item in [*acknowledged][-200:]]
                     assert places == sorted(places)
             assert not self.reader.fell
             assert not [each for each in self.reader.gone if store.checkpoint(each) is not None]

@@ -142,6 +142,10 @@ class PatroniCluster:
             return json.load(got)
         return {}
 
+    def history(self):
+        """The failovers of the cluster, as Patroni tells them, those included that no test asked for."""
+        return self._status(self.primary(), "history")
+
     def _is_complete(self):
         """Whether Patroni knows a primary, a synchronous standby that may take its place, and another standby."""
         primary = self.primary()
