@@ -32,4 +32,4 @@ def test_failovers_of_patroni_lose_nothing(way):
         try:
             clients.check(cluster.primary_url())
         except AssertionError as error:
-            raise AssertionError(f"{error}\nfaults: {faults}\nhistory: {cluster.history()}") from error
+            raise AssertionError(f"{error}\nfaults: {faults}\n{cluster.report()}") from error

@@ -42,6 +42,7 @@ bootstrap:
     retry_timeout: 4
     maximum_lag_on_failover: 1048576
     synchronous_mode: true
+    synchronous_mode_strict: true
     postgresql:
       use_pg_rewind: true
       parameters: {{wal_log_hints: "on", max_connections: 80, shared_buffers: 16MB, wal_keep_size: 256MB}}
@@ -142,10 +143,6 @@ class PatroniCluster:
             return json.load(got)
         return {}
 
-    def history(self):
-        """The failovers of the cluster, as Patroni tells them, those included that no test asked for."""
-        return self._status(self.primary(), "history")
-
     def _is_complete(self):
         """Whether Patroni knows a primary, a synchronous standby that may take its place, and another standby."""
         primary = self.primary()
@@ -202,13 +199,15 @@ class PatroniCluster:
             wait_for(lambda: self.primary() not in (None, former), seconds=120)
             wait_for(self._is_complete, seconds=180)
         except AssertionError as error:
-            raise AssertionError(f"{kind} of server {former}: {error}\n{self._report()}") from error
+            raise AssertionError(f"{kind} of server {former}: {error}\n{self.report()}") from error
 
-    def _report(self):
-        """What the servers tell of themselves, and the ends of their logs."""
-        logs = {f"patroni{n}": (self._home / f"patroni{n}.log").read_text(errors="replace") for n in NODES}
-        ends = [f"{name}:\n" + "\n".join(text.splitlines()[-40:]) for name, text in logs.items()]
-        return "\n".join([*(f"{n}: {self._status(n)}" for n in NODES), *ends])
+    def report(self):
+        """What the servers tell of themselves, and where copies of their logs are."""
+        copies = tempfile.mkdtemp(prefix="backtrail-ha-logs-")
+        for log in (*self._home.glob("*.log"), *self._home.glob("node?/log/*")):
+            shutil.copy(log, copies)
+        statuses = "".join(f"{n}: {self._status(n)}\n" for n in NODES)
+        return f"{statuses}history: {self._status(self.primary(), 'history')}\nlogs: {copies}"
 
     def _kill(self, n, sleep):
         self._signal(n, signal.SIGKILL)
