@@ -90,6 +90,8 @@ class PatroniCluster:
     def __init__(self):
         required()
         self._processes = []
+        self._patronis = {}
+        """The latest Patroni of each server."""
         self._home = Path(tempfile.mkdtemp(prefix="backtrail-ha-"))
         account = pwd.getpwnam("postgres")
         for directory in (self._home, *(self._home / f"sockets{n}" for n in NODES)):
@@ -153,7 +155,9 @@ class PatroniCluster:
         config = self._home / f"node{n}.yml"
         config.write_text(NODE.format(n=n, ip=ip(n), net=NET, home=self._home, programs=PROGRAMS))
         account = ("--reuid=postgres", "--regid=postgres", "--init-groups")
-        self._spawn(f"patroni{n}", "ip", "netns", "exec", f"{BRIDGE}-{n}", *MORTAL, *account, "patroni", config)
+        self._patronis[n] = self._spawn(
+            f"patroni{n}", "ip", "netns", "exec", f"{BRIDGE}-{n}", *MORTAL, *account, "patroni", config
+        )
 
     def _spawn(self, name, *command):
         with (self._home / f"{name}.log").open("ab") as log:
@@ -163,6 +167,7 @@ class PatroniCluster:
                 env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
             )  # fmt: skip
         self._processes.append(process)
+        return process
 
     def _start_etcd(self):
         clients, peers = f"http://{NET}.254:2379", f"http://{NET}.254:2380"
@@ -226,7 +231,13 @@ class PatroniCluster:
     def _freeze(self, n, sleep):
         self._signal(n, signal.SIGSTOP)
         sleep(FREEZE_SECONDS)
-        self._signal(n, signal.SIGCONT)  # it takes itself for the primary still
+        # A Patroni that wakes may take the leadership back, and drop what the new primary has acknowledged (seen with
+        # 3.0.2). A watchdog prevents that: it would reset the machine. PostgreSQL wakes, and believes that it is the
+        # primary until Patroni starts again.
+        self._patronis[n].kill()
+        self._signal(n, signal.SIGCONT)
+        self._patronis[n].wait()
+        self._start(n)
 
     def _cut(self, n, sleep):
         run("ip", "link", "set", f"{BRIDGE}-v{n}", "down")
